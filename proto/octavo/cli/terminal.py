@@ -1,0 +1,50 @@
+"""What the command line writes, and how it fails.
+
+Answers go to stdout and nothing else does, so that they can be piped; words about them go to stderr. A `Failure` is
+one sentence that a user can act on, with the exit code that goes with it; it is printed without a traceback.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import sys
+
+
+class ExitCode(enum.IntEnum):
+    """0 is success; the rest of the table stands in the README."""
+
+    OK = 0
+    FAILURE = 1
+    USAGE = 2
+    INTERRUPTED = 130  # 128 + SIGINT
+    BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+
+class Failure(Exception):
+    """A sentence for the user, and the exit code."""
+
+    def __init__(self, sentence: str, code: int = ExitCode.FAILURE) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+def say(sentence: str) -> None:
+    """Tells the user something about the work, on stderr."""
+    print(f"octavo: {sentence}", file=sys.stderr, flush=True)
+
+
+def relay(text: str) -> None:
+    """Passes a line of a child on, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def write(text: str) -> None:
+    """Part of an answer, on stdout, visible at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def abandon_stdout() -> None:
+    """After a broken pipe: lets the interpreter's own last flush fail nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

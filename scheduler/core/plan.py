@@ -98,9 +98,8 @@ class StepResult:
     errors: dict[int, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """News of one output.
+class TokenEvent(NamedTuple):
+    """News of one output: made once a token, so a tuple.
 
     `token_ids` are new, from output position `first_position` on, and final. With `finish_reason` set nothing follows.
     """

@@ -9,6 +9,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from scheduler.core.beam import BeamSearch
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,8 @@ class Request:
     arrival: int = 0  # orders requests of one priority; unique
     cache_salt: str = ""
     adapter: str = ""
+    num_prompt_logprobs_told: int = 0  # positions whose log probabilities an earlier executor told
+    prompt_hashes: tuple[bytes, ...] | None = None  # of its full blocks; computed where absent
 
     @property
     def samples(self) -> tuple[int, ...]:
@@ -61,3 +67,69 @@ class FinishReason(enum.Enum):
     LENGTH = "length"
     CANCELLED = "cancelled"
     ERROR = "error"
+
+
+class DoesNotFit(Exception):
+    """No state of the pool could ever run this request to its end; the message names both numbers."""
+
+
+class Status(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One output while it lives. The scheduler owns it; block_table and block_hashes are kv_cache's to write.
+
+        [0, num_computed_tokens)                  K/V is in the blocks, or will be when the plans in flight have run
+        [num_computed_tokens, num_tokens)         to compute
+        [len(token_ids), num_tokens)              placeholders: drawn by plans in flight, id not told yet
+    """
+
+    sequence_id: int
+    request: Request
+    sample_index: int
+    token_ids: list[int]  # the prompt, then the outputs told
+    max_tokens: int  # of outputs
+    siblings: tuple[tuple[int, int], ...] = ()  # (sequence_id, sample index) that begin when the prompt is computed
+    beam: BeamSearch | None = None
+    cumulative_logprob: float = 0.0  # of a beam's outputs
+
+    status: Status = Status.WAITING
+    num_computed_tokens: int = 0
+    num_placeholders: int = 0
+    num_in_flight: int = 0  # unanswered plans that hold it
+    generation: int = 0  # preemptions so far
+    valid_from: int = 0  # results of plans made in an earlier generation are dropped
+    on_executor: bool = False  # the executor was told of it, and not yet to forget it
+    admitted: bool = False  # was running at least once
+    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache at the first admission
+    high_water: int = 0  # positions below were computed at least once
+    next_prompt_logprob: int = 1  # prompt positions below were told
+    block_table: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)  # of its full blocks whose ids are all known
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids) + self.num_placeholders
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Outputs told; placeholders do not count."""
+        return len(self.token_ids) - len(self.request.prompt_token_ids)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Some of the prompt's log probabilities are still to be told, so every position must be computed."""
+        return self.request.sampling.prompt_logprobs is not None and self.next_prompt_logprob < self.num_prompt_tokens
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Smaller is served first and preempted last."""
+        return (self.request.priority, self.request.arrival, self.sequence_id)

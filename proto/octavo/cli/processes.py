@@ -141,8 +141,9 @@ class Processes:
 
     def _read(self, name: str, child: subprocess.Popen[str]) -> None:
         assert child.stdout is not None
-        for text in child.stdout:
-            self.post(Line(name, text.rstrip("\n")))
+        with child.stdout as lines:
+            for text in lines:
+                self.post(Line(name, text.rstrip("\n")))
 
     def _wait(self, name: str, child: subprocess.Popen[str], reader: threading.Thread) -> None:
         code = child.wait()

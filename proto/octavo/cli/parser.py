@@ -1,0 +1,129 @@
+"""The grammar of the `octavo` command: its subcommands and their flags. Nothing is run here."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
+from collections.abc import Callable
+
+from octavo.cli.flags import EXECUTOR, SCHEDULER
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 50051
+DEFAULT_SERVER = f"{DEFAULT_HOST}:{DEFAULT_PORT}"
+DEMO_PROMPT = "What is gravity?"
+
+_DESCRIPTION = "Serves large language models over gRPC: a scheduler that decides, executors that compute."
+_EPILOG = """\
+exit codes:
+  0    done
+  1    it failed; one sentence on stderr says why
+  2    a wrong flag or value
+  130  interrupted
+"""
+
+
+def build_parser(version: str) -> ArgumentParser:
+    parser = ArgumentParser(
+        prog="octavo",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"octavo {version}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    def command(name: str, summary: str) -> ArgumentParser:
+        description = summary[0].upper() + summary[1:] + "."
+        return commands.add_parser(name, help=summary, description=description, allow_abbrev=False)
+
+    demo = command("demo", "set the demo model up, start a server, stream one answer, and stop")
+    demo.add_argument("prompt", nargs="?", metavar="PROMPT", default=DEMO_PROMPT, help=f"default: {DEMO_PROMPT!r}")
+    demo.add_argument("--max-tokens", type=positive, default=128, metavar="N", help="most tokens of the answer")
+    _add_process_flags(demo, leave_out={"--host", "--port"})
+
+    serve = command("serve", "start a scheduler and an executor, and stop both at Ctrl-C")
+    _add_process_flags(serve, leave_out=set())
+
+    generate = command("generate", "stream the answer to a prompt from a running server")
+    generate.add_argument("prompt", metavar="PROMPT", help="the prompt; - reads it from stdin")
+    _add_client_flags(generate)
+    _add_sampling_flags(generate)
+    form = generate.add_mutually_exclusive_group()
+    form.add_argument(
+        "--chat", action="store_true", help="as a user's message (the default, if the model has a template)"
+    )
+    form.add_argument("--raw", action="store_true", help="as it is, for the model to go on with")
+    generate.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
+    generate.add_argument("--n", type=positive, metavar="N", help="outputs to draw")
+    generate.add_argument("--beam-width", type=positive, metavar="N", help="beam search with N hypotheses")
+    generate.add_argument("--logprobs", type=natural, metavar="K", help="with --json: report K alternatives a token")
+    generate.add_argument("--json", action="store_true", help="one JSON object a line for each event")
+
+    chat = command("chat", "hold a conversation with a running server")
+    _add_client_flags(chat)
+    _add_sampling_flags(chat)
+    chat.add_argument("--system", metavar="TEXT", help="a system message at the beginning")
+
+    _add_client_flags(command("health", "print whether a server is ready; exit code 0 if it is"))
+    _add_client_flags(command("load", "print what runs and what waits on a server"))
+    for name in ("scheduler", "executor"):
+        commands.add_parser(
+            name, help=f"run a {name} alone, with its own flags (see octavo {name} --help)", add_help=False
+        )
+    return parser
+
+
+def _add_process_flags(parser: ArgumentParser, leave_out: set[str]) -> None:
+    """The flags of both processes; one that both have stands there once."""
+    group = parser.add_argument_group("passed on to the processes")
+    for flag in {flag.name: flag for flag in (*EXECUTOR, *SCHEDULER) if flag.serve}.values():
+        if flag.name in leave_out:
+            continue
+        if flag.metavar is None:
+            group.add_argument(flag.name, action="store_true", help=flag.help)
+        else:
+            group.add_argument(flag.name, metavar=flag.metavar, help=flag.help)
+
+
+def _add_client_flags(parser: ArgumentParser) -> None:
+    parser.add_argument("--server", metavar="ADDRESS", default=DEFAULT_SERVER, help=f"default: {DEFAULT_SERVER}")
+    parser.add_argument("--timeout", type=seconds, metavar="SECONDS", help="give up after so long")
+
+
+def _add_sampling_flags(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling (what is absent is the model's default)")
+    group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
+    group.add_argument("--top-k", type=natural, metavar="K", help="draw from the K most likely tokens; 0: from all")
+    group.add_argument("--top-p", type=float, metavar="P", help="draw from the most likely tokens that make up P")
+    group.add_argument("--min-p", type=float, metavar="P", help="drop tokens less likely than P times the best")
+    group.add_argument("--presence-penalty", type=float, metavar="X", help="in [-2, 2]")
+    group.add_argument("--frequency-penalty", type=float, metavar="X", help="in [-2, 2]")
+    group.add_argument("--repetition-penalty", type=float, metavar="X", help="1 changes nothing")
+    group.add_argument("--seed", type=natural, metavar="N", help="the same seed draws the same tokens")
+    group.add_argument("--max-tokens", type=positive, metavar="N", help="most tokens of an output")
+    group.add_argument("--min-tokens", type=natural, metavar="N", help="fewest tokens before an end is drawn")
+    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end where TEXT appears; repeatable")
+    group.add_argument("--ignore-eos", action="store_true", help="go on over the model's end")
+
+
+def _integer(name: str, least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise ArgumentTypeError(f"{text} is less than {least}")
+        return value
+
+    parse.__name__ = name  # argparse names it where the text is no number
+    return parse
+
+
+positive = _integer("integer", 1)
+natural = _integer("integer", 0)
+
+
+def seconds(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise ArgumentTypeError(f"{text} is not above 0")
+    return value

@@ -93,5 +93,7 @@ class BlockPool:
             )
             assert (block_id in self._free) == (self._ref_cnt[block_id] == 0), f"block {block_id} is free and held"
         for block_hash, block_id in self._block_of.items():
-            assert self._hash_of[block_id] == block_hash, f"block {block_id} is indexed by a hash that it does not carry"
+            assert self._hash_of[block_id] == block_hash, (
+                f"block {block_id} is indexed by a hash that it does not carry"
+            )
         assert len(self._block_of) == sum(h is not None for h in self._hash_of), "a hashed block is not in the index"

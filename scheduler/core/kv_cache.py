@@ -8,6 +8,8 @@ well; a block with more than one holder is never written.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from scheduler.core.block_hash import extend_chain, root_hash
@@ -125,7 +127,7 @@ class KVCache:
         self._release(reversed(sequence.block_table))
         sequence.block_table = []
 
-    def _release(self, block_ids: list[int] | reversed[int]) -> None:
+    def _release(self, block_ids: Iterable[int]) -> None:
         for block_id in block_ids:
             if block_id in self._copy_sources and self.pool.ref_cnt(block_id) == 1:
                 self._held_sources.append(block_id)  # else it might become a destination of the same plan
@@ -141,9 +143,9 @@ class KVCache:
     # The index, and what is on its way into it.
 
     def expect(self, sequence: Sequence, start: int, end: int) -> range:
-        """A plan in flight computes [start, end): the full blocks in it whose ids are known are pending. Returns
-        their indices, for `settle`."""
-        if not self._prefix_caching:
+        """A plan in flight computes [start, end): the blocks that it fills are pending, if their ids are known.
+        Returns their indices, for `settle`."""
+        if not self._prefix_caching or start // self.block_size == end // self.block_size:
             return range(0)
         self._extend_hashes(sequence)
         indices = range(start // self.block_size, min(end // self.block_size, len(sequence.block_hashes)))
@@ -183,9 +185,10 @@ class KVCache:
             root = root_hash(sequence.request.cache_salt, sequence.request.adapter)
             extend_chain(sequence.block_hashes, root, sequence.token_ids, self.block_size)
 
-    def check_integrity(self, sequences: list[Sequence]) -> None:
-        """Between plans: the pool agrees with the tables, and every indexed block in a table holds what its hash
-        says."""
+    def check_integrity(self, sequences: list[Sequence], pending: Counter[bytes]) -> None:
+        """Between plans: the pool agrees with the tables of the sequences that hold blocks, every indexed block in a
+        table holds what its hash says, and the pending hashes are those of the plans in flight."""
+        assert self._pending == pending
         assert not self._copy_sources
         assert not self._held_sources
         self.pool.check_integrity(block_id for s in sequences for block_id in s.block_table)
@@ -193,9 +196,7 @@ class KVCache:
             assert len(set(s.block_table)) == len(s.block_table), f"sequence {s.sequence_id} holds a block twice"
             assert len(s.block_table) * self.block_size >= s.num_computed_tokens
             chain: list[bytes] = []
-            extend_chain(
-                chain, root_hash(s.request.cache_salt, s.request.adapter), tuple(s.token_ids), self.block_size
-            )
+            extend_chain(chain, root_hash(s.request.cache_salt, s.request.adapter), tuple(s.token_ids), self.block_size)
             for index, block_id in enumerate(s.block_table):
                 found = self.pool.hash_of(block_id)
                 if found is not None:

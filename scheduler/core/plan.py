@@ -93,7 +93,9 @@ class StepResult:
     step_id: int
     tokens: Sequence[tuple[int, int]] = ()  # (sequence_id, token_id), in row order, forks after their parent
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by sequence_id
-    candidates: dict[int, tuple[tuple[int, float], ...]] = field(default_factory=dict)  # (token_id, logprob), best first
+    candidates: dict[int, tuple[tuple[int, float], ...]] = field(
+        default_factory=dict
+    )  # (token_id, logprob), best first
     prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
 

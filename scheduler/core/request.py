@@ -83,9 +83,9 @@ class Status(enum.Enum):
 class Sequence:
     """One output while it lives. The scheduler owns it; block_table and block_hashes are kv_cache's to write.
 
-        [0, num_computed_tokens)                  K/V is in the blocks, or will be when the plans in flight have run
-        [num_computed_tokens, num_tokens)         to compute
-        [len(token_ids), num_tokens)              placeholders: drawn by plans in flight, id not told yet
+    [0, num_computed_tokens)                  K/V is in the blocks, or will be when the plans in flight have run
+    [num_computed_tokens, num_tokens)         to compute
+    [len(token_ids), num_tokens)              placeholders: drawn by plans in flight, id not told yet
     """
 
     sequence_id: int

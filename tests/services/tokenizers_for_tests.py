@@ -14,7 +14,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def byte_level(chat_template: str | None = None, **config: object) -> dict[str, bytes]:
+def byte_level(template: str | None = None, **config: object) -> dict[str, bytes]:
     """All 256 bytes, a few words with and without a blank before them, and <s>, </s>, <|end|> as special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {character: i for i, character in enumerate(alphabet)}
@@ -33,10 +33,10 @@ def byte_level(chat_template: str | None = None, **config: object) -> dict[str, 
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<s>", "</s>", "<|end|>"])
-    return _files(tokenizer, chat_template, config)
+    return _files(tokenizer, template, config)
 
 
-def llama_style(chat_template: str | None = None, **config: object) -> dict[str, bytes]:
+def llama_style(template: str | None = None, **config: object) -> dict[str, bytes]:
     """Blanks as ▁, 256 byte tokens, and a post-processor that puts <s> first."""
     vocab: dict[str, int] = {"<unk>": 0, "<s>": 1, "</s>": 2}
     for byte in range(256):
@@ -50,7 +50,7 @@ def llama_style(chat_template: str | None = None, **config: object) -> dict[str,
     )
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in ("<unk>", "<s>", "</s>")])
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    return _files(tokenizer, chat_template, config)
+    return _files(tokenizer, template, config)
 
 
 def metaspace() -> dict[str, bytes]:
@@ -74,11 +74,11 @@ def reference(files: Mapping[str, bytes]) -> Tokenizer:
     return Tokenizer.from_buffer(files["tokenizer.json"])
 
 
-def _files(tokenizer: Tokenizer, chat_template: str | None, config: Mapping[str, object]) -> dict[str, bytes]:
+def _files(tokenizer: Tokenizer, template: str | None, config: Mapping[str, object]) -> dict[str, bytes]:
     files = {
         "tokenizer.json": tokenizer.to_str().encode(),
         "tokenizer_config.json": json.dumps({"bos_token": "<s>", "eos_token": "</s>", **config}).encode(),
     }
-    if chat_template is not None:
-        files["chat_template.jinja"] = chat_template.encode()
+    if template is not None:
+        files["chat_template.jinja"] = template.encode()
     return files

@@ -1,0 +1,96 @@
+"""One dedicated thread that runs plans in the order they come, so that the event loop answers while a step runs.
+
+Owns the queue between loop and runner. Every job belongs to a session; once a session is closed its waiting plans are
+dropped, and one whose plan raised takes no more. Jobs answer on the step thread: callers that live on an event loop
+hand over with call_soon_threadsafe.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from executor.plan import BatchPlan, StepResult
+from executor.runner import Runner
+
+
+class Ticket:
+    """A session, as far as the step thread knows it."""
+
+    def __init__(self) -> None:
+        self.closed = False  # set by the loop when the session ends, by the step thread when a step raised
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    ticket: Ticket
+    plan: BatchPlan
+    received_ns: int
+    answer: Callable[[StepResult | Exception], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    function: Callable[[], None]
+
+
+class StepThread:
+    """Runs a `Runner`."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self._running_step = 0
+        self._jobs: queue.SimpleQueue[_Step | _Call | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="step", daemon=True)
+
+    @property
+    def running_step(self) -> int:
+        """The step that runs, 0 if none does."""
+        return self._running_step
+
+    @property
+    def progress(self) -> int:
+        """Layers computed since the start of the process."""
+        return self.runner.progress
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.runner.sequences)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float) -> bool:
+        """Asks the thread to end behind the jobs it has; True if it did in time."""
+        self._jobs.put(None)
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def submit(self, ticket: Ticket, plan: BatchPlan, answer: Callable[[StepResult | Exception], None]) -> None:
+        """`answer` is called on the step thread, with what the runner returned or raised; never for a dropped plan."""
+        self._jobs.put(_Step(ticket, plan, time.monotonic_ns(), answer))
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Runs a function between steps, behind everything submitted before."""
+        self._jobs.put(_Call(function))
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if isinstance(job, _Call):
+                job.function()
+            elif not job.ticket.closed:
+                self._step(job)
+
+    def _step(self, job: _Step) -> None:
+        self._running_step = job.plan.step_id
+        answer: StepResult | Exception
+        try:
+            answer = self.runner.run(job.plan, time.monotonic_ns() - job.received_ns)
+        except Exception as error:
+            job.ticket.closed = True
+            answer = error
+        self._running_step = 0
+        job.answer(answer)

@@ -1,0 +1,125 @@
+"""The Backend of a CPU: torch ops, weights packed by oneDNN, a paged K/V cache in main memory.
+
+Owns the cache and the number formats. Two modes share all the plain ops: the fast one, and the deterministic one, in
+which a row's result does not depend on the other rows of the step (see deterministic.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from executor.backends.base import AttentionMetadata, KVCacheSpec, Linear
+from executor.backends.cpu import attention, linear
+from executor.backends.cpu.kv_cache import KVCache
+
+if TYPE_CHECKING:
+    from executor.sampler import SamplerOutput, SamplingBatch
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+class CpuBackend:
+    """Ops of a decoder on a CPU; see `executor.backends.base.Backend` for the contracts."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        if dtype not in DTYPES:
+            raise ValueError(f"the CPU backend computes in float32 or bfloat16, not {dtype}")
+        self.device = torch.device("cpu")
+        self.dtype = dtype
+        self._cache: KVCache | None = None
+        self._layout: tuple[AttentionMetadata, attention.StepLayout] | None = None
+
+    @property
+    def cache(self) -> KVCache:
+        assert self._cache is not None, "allocate_kv_cache comes first"
+        return self._cache
+
+    def allocate_kv_cache(self, spec: KVCacheSpec) -> None:
+        self._cache = None  # an old cache must not stand beside the new one
+        self._cache = KVCache(spec)
+        self._layout = None
+
+    def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        return linear.pack(weight.to(self.dtype), None if bias is None else bias.to(self.dtype))
+
+    def embed(self, table: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        return functional.embedding(token_ids, table)
+
+    def linear(self, x: torch.Tensor, linear_: Linear) -> torch.Tensor:
+        assert isinstance(linear_, linear.PackedLinear)
+        return linear.apply(x, linear_)
+
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        total = x if residual is None else x + residual
+        return self._norm(total, weight, eps), total
+
+    def rope_and_write_kv(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        cos_sin: torch.Tensor,
+        metadata: AttentionMetadata,
+        num_heads: int,
+        q_norm: torch.Tensor | None = None,
+        k_norm: torch.Tensor | None = None,
+        norm_eps: float = 0.0,
+    ) -> torch.Tensor:
+        spec = self.cache.spec
+        heads = qkv.view(len(qkv), -1, spec.head_size)
+        q, k, v = heads.split((num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
+        if q_norm is not None:
+            q = self._norm(q, q_norm, norm_eps)
+        if k_norm is not None:
+            k = self._norm(k, k_norm, norm_eps)
+        cos, sin = cos_sin[metadata.positions][:, None].chunk(2, dim=-1)  # [num_tokens, 1, head_size / 2]
+        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        self.cache.write(layer, self._step(metadata).write_rows, k, v)
+        return q
+
+    def paged_attention(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        metadata: AttentionMetadata,
+        softmax_scale: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        return attention.paged_attention(
+            self.cache, layer, q, self._step(metadata), softmax_scale, sliding_window, softcap
+        )
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.silu(gate).mul_(up)
+
+    def copy_blocks(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        if sources:
+            self.cache.copy_blocks(sources, destinations)
+
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SamplerOutput:
+        from executor import sampler
+
+        return sampler.sample(logits, batch)
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return functional.rms_norm(x, (x.shape[-1],), weight, eps)
+
+    def _step(self, metadata: AttentionMetadata) -> attention.StepLayout:
+        """The layout of this step, worked out by its first layer."""
+        if self._layout is None or self._layout[0] is not metadata:
+            self._layout = (metadata, attention.step_layout(self.cache, metadata))
+        return self._layout[1]
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x [num_tokens, heads, head_size], cos and sin [num_tokens, 1, head_size / 2] fp32: turns the pairs (x[i],
+    x[i + head_size / 2])."""
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

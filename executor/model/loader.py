@@ -1,0 +1,145 @@
+"""From a model's directory to a model that runs: `load_model`.
+
+Owns what an executor must tell of a model besides its logits: sampling defaults, end-of-sequence tokens, the tokenizer's
+files, the longest sequence, the fingerprint. Knows nothing of plans or sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from executor.backends.base import Backend, KVCacheSpec
+from executor.model.config import ModelConfig, model_config, read_json
+from executor.model.decoder import Decoder
+from executor.model.errors import BrokenModel, UnsupportedModel
+from executor.model.fingerprint import FingerprintInputs, fingerprint, tensors_digest
+from executor.model.weights import Weights
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """Sampling defaults that generation_config.json names; None where it names none."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in a backend's memory, and what there is to tell of it."""
+
+    config: ModelConfig
+    decoder: Decoder
+    defaults: GenerationDefaults
+    eos_token_ids: tuple[int, ...]  # sorted
+    tokenizer_files: Mapping[str, bytes]  # those of TOKENIZER_FILES that the model has
+    max_model_len: int
+    dtype: torch.dtype
+    tensors_digest: str
+
+    def kv_cache_spec(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> KVCacheSpec:
+        """The K/V cache that this model needs."""
+        config = self.config
+        return KVCacheSpec(config.num_layers, num_blocks, config.num_kv_heads, block_size, config.head_size, dtype)
+
+    def fingerprint(self, kv_dtype: torch.dtype, block_size: int, quantization: str = "none") -> str:
+        """Equal for executors that compute the same from the same blocks."""
+        return fingerprint(
+            FingerprintInputs(
+                config=self.config,
+                max_model_len=self.max_model_len,
+                eos_token_ids=self.eos_token_ids,
+                tokenizer_files=self.tokenizer_files,
+                tensors=self.tensors_digest,
+                dtype=dtype_name(self.dtype),
+                quantization=quantization,
+                kv_dtype=dtype_name(kv_dtype),
+                block_size=block_size,
+            )
+        )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """ "float32", "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def load_model(
+    directory: Path,
+    backend: Backend,
+    cache_dir: Path,
+    max_model_len: int | None = None,
+    progress: Callable[[str], None] = lambda message: None,
+) -> LoadedModel:
+    """Reads a directory in Hugging Face's form. `max_model_len` shortens the model's own.
+
+    Raises UnsupportedModel or BrokenModel.
+    """
+    json_config = read_json(directory / "config.json")
+    config = model_config(json_config)
+    if max_model_len is not None and max_model_len > _longest(config):
+        raise UnsupportedModel(f"max_model_len {max_model_len} exceeds the model's {_longest(config)}")
+    length = max_model_len or config.max_model_len
+    generation_path = directory / "generation_config.json"
+    generation = read_json(generation_path) if generation_path.exists() else {}
+    tokenizer_files = _tokenizer_files(directory)
+    progress("loading weights")
+    decoder = Decoder(config, Weights(directory), backend, length)
+    return LoadedModel(
+        config=config,
+        decoder=decoder,
+        defaults=_defaults(generation),
+        eos_token_ids=_token_ids(generation.get("eos_token_id")) or _token_ids(json_config.get("eos_token_id")),
+        tokenizer_files=tokenizer_files,
+        max_model_len=length,
+        dtype=backend.dtype,
+        tensors_digest=tensors_digest(directory, cache_dir),
+    )
+
+
+def _longest(config: ModelConfig) -> int:
+    """What may be asked for: dynamic scaling goes beyond the length that it is plain at."""
+    if config.rope.rope_type == "dynamic":
+        return int(config.max_model_len * (config.rope.factor or 1))
+    return config.max_model_len
+
+
+def _tokenizer_files(directory: Path) -> dict[str, bytes]:
+    files = {name: (directory / name).read_bytes() for name in TOKENIZER_FILES if (directory / name).is_file()}
+    if "tokenizer.json" not in files:
+        raise BrokenModel(f"{directory} holds no tokenizer.json")
+    return files
+
+
+def _token_ids(value: object) -> tuple[int, ...]:
+    """generation_config and config name one id, several, or none."""
+    values = value if isinstance(value, list) else [value]
+    return tuple(sorted({token for token in values if isinstance(token, int) and not isinstance(token, bool)}))
+
+
+def _defaults(generation: Mapping[str, object]) -> GenerationDefaults:
+    def number(name: str) -> float | None:
+        value = generation.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise BrokenModel(f"generation_config names {name}={value!r}, which is no number")
+        return float(value)
+
+    top_k = number("top_k")
+    return GenerationDefaults(
+        temperature=number("temperature"),
+        top_k=None if top_k is None else int(top_k),
+        top_p=number("top_p"),
+        min_p=number("min_p"),
+        repetition_penalty=number("repetition_penalty"),
+    )

@@ -1,0 +1,75 @@
+"""From what a user calls a model to a local directory in Hugging Face's form.
+
+In this order: `smollm2` (the demo model), a directory, a .gguf file, a hub id. Only this module decides among them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from executor.model import demo, gguf
+from executor.model.cache import build_once
+from executor.model.errors import BrokenModel, ModelNotFound
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+HUB_TIMEOUT = 10.0  # seconds for the first answer
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """A model that lies on this machine."""
+
+    name: str  # what clients are told
+    directory: Path
+
+
+def resolve_model(model: str, cache_dir: Path, progress: Callable[[str], None]) -> ResolvedModel:
+    """Finds, fetches or converts the model; `progress` hears of what takes time.
+
+    Raises ModelNotFound with everything that was tried, UnsupportedModel, or BrokenModel.
+    """
+    if model == demo.NAME:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        return ResolvedModel("SmolLM2-135M-Instruct", demo.demo_model(cache_dir, progress))
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise BrokenModel(f"the directory {path} holds no config.json")
+        return ResolvedModel(path.resolve().name, path.resolve())
+    if path.suffix == ".gguf" and path.is_file():
+        return ResolvedModel(path.stem, _converted(path.resolve(), cache_dir, progress))
+    if HUB_ID.fullmatch(model):
+        return ResolvedModel(model, _from_hub(model, cache_dir, progress))
+    raise ModelNotFound(
+        f"no model {model!r}: it is not {demo.NAME!r}, not a directory, not a .gguf file, and not a hub id (owner/name)"
+    )
+
+
+def _converted(path: Path, cache_dir: Path, progress: Callable[[str], None]) -> Path:
+    """The converted file's directory; a file that changes is another one."""
+    status = path.stat()
+    identity = hashlib.sha256(f"{path}\0{status.st_size}\0{status.st_mtime_ns}".encode()).hexdigest()
+    return build_once(
+        cache_dir / f"{path.stem}-{identity[:16]}", lambda directory: gguf.convert(path, directory, progress)
+    )
+
+
+def _from_hub(model: str, cache_dir: Path, progress: Callable[[str], None]) -> Path:
+    from huggingface_hub import snapshot_download
+
+    progress(f"fetching {model} from the hub")
+    try:
+        directory = snapshot_download(
+            model, cache_dir=cache_dir / "hub", allow_patterns=HUB_FILES, etag_timeout=HUB_TIMEOUT
+        )
+    except Exception as error:  # the hub's client raises its own, its transport's and the file system's
+        raise ModelNotFound(
+            f"no model {model!r}: it is not {demo.NAME!r}, not a directory, not a .gguf file, and the hub did not "
+            f"give it ({type(error).__name__}: {error})"
+        ) from error
+    return Path(directory)

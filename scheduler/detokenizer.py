@@ -1,11 +1,11 @@
 """Text of a stream of token ids, as it grows.
 
 `Pieces` knows what each id stands for under the tokenizer's decoder; a `Detokenizer` joins them for one output. The
-invariant: what `push` and `finish` return, joined, is exactly the tokenizer's own decoding of all the ids, and nothing
-returned is ever taken back. So text lags behind while a character is incomplete: under byte-level BPE by at most three
-bytes, under byte fallback until the run of byte tokens ends, since one bad byte makes all of its run U+FFFD.
-Characters cut off at the end of an output are U+FFFD, as in the full decoding. Each token costs the same, however
-long the output is.
+invariant: what `push` and `finish` return, joined, is the tokenizer's own decoding of all the ids, and nothing
+returned is ever taken back. So text lags behind by an incomplete character; one cut off at the end of an output is
+U+FFFD, as in the full decoding. One difference is wanted: where a run of byte-fallback tokens holds a bad byte, the
+library makes all of its run U+FFFD; here the good characters stay, since they may have been sent. Each token costs
+the same, however long the output is.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-REPLACEMENT = "\ufffd"
 
 # Whole text, or bytes that make characters only together with their neighbours.
 Piece = str | bytes
@@ -91,10 +89,6 @@ class Pieces:
         self._known: dict[int, Piece | None] = {}
 
     @property
-    def byte_runs_are_strict(self) -> bool:
-        return not self._rules.byte_level
-
-    @property
     def strip(self) -> tuple[str, int]:
         return self._rules.strip
 
@@ -137,50 +131,6 @@ class Pieces:
         return token if first else rules.prefix + token
 
 
-class _LenientRun:
-    """Bytes of a byte-level stream: each part that is no UTF-8 is one U+FFFD, as soon as that is certain."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def push(self, data: bytes) -> str:
-        return self._decoder.decode(data)
-
-    def settle(self) -> str:
-        """What is complete is out already; an incomplete character stays."""
-        return ""
-
-    def end(self) -> str:
-        return self._decoder.decode(b"", final=True)
-
-
-class _StrictRun:
-    """Bytes of a run of byte tokens: all of it is UTF-8, or each byte of it is U+FFFD."""
-
-    def __init__(self) -> None:
-        self._run = bytearray()
-
-    def push(self, data: bytes) -> str:
-        self._run += data
-        return ""
-
-    def settle(self) -> str:
-        """Keeps the incomplete character at the end alone."""
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        text = decoder.decode(bytes(self._run))
-        self._run = bytearray(decoder.getstate()[0])
-        return text
-
-    def end(self) -> str:
-        if not self._run:
-            return ""
-        run, self._run = bytes(self._run), bytearray()
-        try:
-            return run.decode()
-        except UnicodeDecodeError:
-            return REPLACEMENT * len(run)
-
-
 class Detokenizer:
     """The text of one output.
 
@@ -193,7 +143,7 @@ class Detokenizer:
     ) -> None:
         self._pieces = pieces
         self._hidden = pieces.special_token_ids if skip_special_tokens else frozenset()
-        self._run: _LenientRun | _StrictRun = _StrictRun() if pieces.byte_runs_are_strict else _LenientRun()
+        self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
         self._first = True
         self._strip_character, self._num_strip = pieces.strip
         self._skip_prompt(prompt_token_ids)
@@ -206,16 +156,15 @@ class Detokenizer:
         if piece is None:
             return ""
         self._first = False
-        text = self._run.push(piece) if isinstance(piece, bytes) else self._run.end() + piece
+        text = self._bytes.decode(piece) if isinstance(piece, bytes) else self._end_of_bytes() + piece
         return self._stripped(text) if self._num_strip and text else text
-
-    def settle(self) -> str:
-        """The complete characters among what was held back, taking the run of bytes to end here."""
-        return self._stripped(self._run.settle())
 
     def finish(self) -> str:
         """What was held back. Nothing may follow."""
-        return self._stripped(self._run.end())
+        return self._stripped(self._end_of_bytes())
+
+    def _end_of_bytes(self) -> str:
+        return self._bytes.decode(b"", final=True)
 
     def _stripped(self, text: str) -> str:
         while self._num_strip and text:
@@ -239,11 +188,10 @@ class Detokenizer:
             tail.append(piece)
             if sum(map(len, tail)) >= 4:
                 break
-        self._run.push(b"".join(reversed(tail)))
-        self._run.settle()
+        self._bytes.decode(b"".join(reversed(tail)))
 
 
 def prompt_text(pieces: Pieces, token_ids: Sequence[int]) -> str:
     """The prompt's text as far as its characters are complete: a Detokenizer given this prompt goes on from there."""
     detokenizer = Detokenizer(pieces)
-    return "".join(map(detokenizer.push, token_ids)) + detokenizer.settle()
+    return "".join(map(detokenizer.push, token_ids))

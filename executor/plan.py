@@ -146,7 +146,7 @@ class BatchPlan:
 
 def _check_blocks(name: str, blocks: Sequence[int], limits: Limits) -> None:
     """Block 0 is the null block: no table and no copy may name it."""
-    if blocks and not (0 < min(blocks) and max(blocks) < limits.num_blocks):
+    if blocks and (min(blocks) < 1 or max(blocks) >= limits.num_blocks):
         wrong = next(block for block in blocks if not 0 < block < limits.num_blocks)
         raise InvalidPlan(f"{name}: block {wrong} is not in [1, {limits.num_blocks})")
 

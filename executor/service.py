@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 import grpc
 import grpc.aio
 import structlog
-
 from octavo.v1 import executor_pb2 as pb
 from octavo.v1 import executor_pb2_grpc as pb_grpc
 
@@ -272,9 +271,7 @@ class ExecutorService(pb_grpc.ExecutorServicer):
             session.end(Cause.STEP_FAILED, f"reading from the scheduler failed: {error!r}")
 
 
-def _answerer(
-    session: Session, loop: asyncio.AbstractEventLoop
-) -> Callable[[StepResult | Exception], None]:
+def _answerer(session: Session, loop: asyncio.AbstractEventLoop) -> Callable[[StepResult | Exception], None]:
     """Brings answers from the step thread to the loop, and logs what a step raised while its traceback is at hand."""
     log = structlog.get_logger("executor")
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from octavo.v1 import executor_pb2 as pb
+
 from executor.plan import (
     BatchPlan,
     Fork,
@@ -18,7 +20,6 @@ from executor.plan import (
     TableUpdate,
     TokenLogprobs,
 )
-from octavo.v1 import executor_pb2 as pb
 
 
 def plan_from_message(message: pb.BatchPlan) -> BatchPlan:

@@ -1,0 +1,61 @@
+"""`python -m executor`: reads the command line, and runs the executor's process.
+
+The only module that touches the environment. What torch and OpenMP read there is set before they are imported: waiting
+threads sleep instead of spinning, for the scheduler's process wants a core as well.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+
+from executor.config import parse_arguments
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    config = parse_arguments(sys.argv[1:], os.environ)
+    if config.exit_with_parent:
+        _exit_with_parent()
+    os.environ.setdefault("OMP_NUM_THREADS", str(config.num_threads))
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("KMP_BLOCKTIME", "0")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+    import uvloop
+
+    from executor.loading import StartupError
+    from executor.log import configure_log
+    from executor.server import serve
+
+    configure_log(config.log_format, config.log_level)
+    try:
+        return uvloop.run(serve(config))
+    except StartupError as error:
+        print(f"octavo executor: {error}", file=sys.stderr)
+        return 1
+
+
+def _exit_with_parent() -> None:
+    """The kernel kills this process when its parent ends, however that ends."""
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)
+
+
+def _leave(code: int) -> None:
+    """Threads that load or compute cannot be stopped, and must not meet an interpreter that is being torn down."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if threading.active_count() > 1:
+        os._exit(code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    _leave(main())

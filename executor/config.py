@@ -1,0 +1,234 @@
+"""What the executor can be told: one frozen `ExecutorConfig`, and the command line it is read from.
+
+Imports nothing heavy: `--help` and a wrong flag answer at once, and the process can set its environment before torch is
+loaded. The help texts here are the flags' documentation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+DEFAULT_PORT = 50052
+DEFAULT_MESSAGE_BYTES = 64 << 20
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorConfig:
+    """All settings of one executor process."""
+
+    model: str = "smollm2"
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT  # 0 takes a free one
+    device: str = "cpu"
+    dtype: str = "auto"  # "auto", "float32", "bfloat16"
+    block_size: int = 16
+    kv_cache_memory: int | None = None  # bytes
+    num_blocks: int | None = None  # null block included
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    max_model_len: int | None = None  # None: the model's
+    deterministic: bool = False
+    threads: int | None = None  # None: one for each core this process may use
+    cache_dir: Path = Path("~/.cache/octavo")
+    grace_period: float = 30.0  # seconds
+    max_message_bytes: int = DEFAULT_MESSAGE_BYTES
+    log_format: str = "console"  # "console", "json"
+    log_level: str = "info"
+    exit_with_parent: bool = False
+
+    @property
+    def address(self) -> str:
+        """What to listen on."""
+        return format_address(self.host, self.port)
+
+    @property
+    def num_threads(self) -> int:
+        return self.threads or len(os.sched_getaffinity(0))
+
+
+def format_address(host: str, port: int) -> str:
+    """IPv6 hosts in brackets."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def parse_arguments(arguments: Sequence[str], environment: Mapping[str, str]) -> ExecutorConfig:
+    """Exits with code 2 and a sentence on stderr if an argument is wrong. The environment names the cache directory."""
+    parser = build_parser()
+    values = parser.parse_args(arguments)
+    values.cache_dir = (values.cache_dir or _default_cache_dir(environment)).expanduser()
+    config = ExecutorConfig(**{field.name: getattr(values, field.name) for field in fields(ExecutorConfig)})
+    problem = _problem(config)
+    if problem is not None:
+        parser.error(problem)
+    return config
+
+
+def build_parser() -> argparse.ArgumentParser:
+    defaults = ExecutorConfig()
+    parser = argparse.ArgumentParser(
+        prog="octavo executor",
+        description="Holds a model's weights and its KV cache, and runs the batch plans of one scheduler.",
+        allow_abbrev=False,
+    )
+    _add_model_flags(parser, defaults)
+    _add_size_flags(parser, defaults)
+    _add_process_flags(parser, defaults)
+    return parser
+
+
+def _add_model_flags(parser: argparse.ArgumentParser, defaults: ExecutorConfig) -> None:
+    parser.add_argument(
+        "--model",
+        metavar="MODEL",
+        default=defaults.model,
+        help="smollm2 (the demo model), a Hugging Face directory, a .gguf file or a hub id; default smollm2",
+    )
+    parser.add_argument("--device", choices=["cpu"], default=defaults.device, help="where the model runs; default cpu")
+    parser.add_argument(
+        "--dtype",
+        choices=["auto", "float32", "bfloat16"],
+        default=defaults.dtype,
+        help="format of weights and KV cache; auto is bfloat16 where the CPU multiplies it, else float32; default auto",
+    )
+    parser.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="make every result independent of what else runs in the same step; slower",
+    )
+    parser.add_argument(
+        "--threads", metavar="N", type=int, default=None, help="threads of the model; default one for each core"
+    )
+    parser.add_argument(
+        "--cache-dir",
+        metavar="DIR",
+        type=Path,
+        default=None,
+        help="where fetched and converted models are kept; default $XDG_CACHE_HOME/octavo or ~/.cache/octavo",
+    )
+
+
+def _add_size_flags(parser: argparse.ArgumentParser, defaults: ExecutorConfig) -> None:
+    parser.add_argument(
+        "--block-size",
+        metavar="N",
+        type=int,
+        choices=[16, 32],
+        default=defaults.block_size,
+        help="tokens of one KV block, 16 or 32; default 16",
+    )
+    parser.add_argument(
+        "--kv-cache-memory",
+        metavar="BYTES",
+        type=_bytes,
+        default=None,
+        help="size of the KV cache, as 512M or 4G; default a quarter of the memory that is free, 2G at most",
+    )
+    parser.add_argument(
+        "--num-blocks",
+        metavar="N",
+        type=int,
+        default=None,
+        help="size of the KV cache in blocks, instead of --kv-cache-memory",
+    )
+    parser.add_argument(
+        "--max-num-seqs",
+        metavar="N",
+        type=int,
+        default=defaults.max_num_seqs,
+        help="most sequences that run in one step; default 64",
+    )
+    parser.add_argument(
+        "--max-num-batched-tokens",
+        metavar="N",
+        type=int,
+        default=defaults.max_num_batched_tokens,
+        help="most tokens computed in one step; a longer prompt is computed in chunks; default 512",
+    )
+    parser.add_argument(
+        "--max-model-len",
+        metavar="N",
+        type=int,
+        default=None,
+        help="longest sequence, prompt and output together; default the model's own",
+    )
+
+
+def _add_process_flags(parser: argparse.ArgumentParser, defaults: ExecutorConfig) -> None:
+    parser.add_argument("--host", metavar="HOST", default=defaults.host, help="address to listen on; default 127.0.0.1")
+    parser.add_argument(
+        "--port",
+        metavar="PORT",
+        type=int,
+        default=defaults.port,
+        help=f"port to listen on, 0 takes a free one; default {DEFAULT_PORT}",
+    )
+    parser.add_argument(
+        "--grace-period",
+        metavar="SECONDS",
+        type=float,
+        default=defaults.grace_period,
+        help="time for running requests to finish after SIGTERM; a second SIGTERM does not wait; default 30",
+    )
+    parser.add_argument(
+        "--max-message-bytes",
+        metavar="BYTES",
+        type=_bytes,
+        default=defaults.max_message_bytes,
+        help="largest gRPC message, both ways; default 64M",
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=["console", "json"],
+        default=defaults.log_format,
+        help="form of the log on stderr; default console",
+    )
+    parser.add_argument(
+        "--log-level",
+        choices=["debug", "info", "warning", "error"],
+        default=defaults.log_level,
+        help="least severe entries to log; default info",
+    )
+    parser.add_argument(
+        "--exit-with-parent", action="store_true", help="end at once when the process that started this one ends"
+    )
+
+
+def _default_cache_dir(environment: Mapping[str, str]) -> Path:
+    base = environment.get("XDG_CACHE_HOME")
+    return Path(base) / "octavo" if base else Path("~/.cache/octavo")
+
+
+def _bytes(text: str) -> int:
+    number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
+    if unit not in _UNITS or not number.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write it as 1073741824, 512M or 4G")
+    return int(number) * _UNITS[unit]
+
+
+def _problem(config: ExecutorConfig) -> str | None:
+    """What is wrong with the values, in a sentence."""
+    if not 0 <= config.port <= 65535:
+        return f"--port {config.port} is not in [0, 65535]"
+    for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "threads", "kv_cache_memory"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            return f"--{name.replace('_', '-')} {value} is less than 1"
+    if config.num_blocks is not None and config.num_blocks < 2:
+        return f"--num-blocks {config.num_blocks} is less than 2: block 0 is never used"
+    if config.num_blocks is not None and config.kv_cache_memory is not None:
+        return "--num-blocks and --kv-cache-memory both give the size of the KV cache; give one of them"
+    if config.max_num_batched_tokens < config.max_num_seqs:
+        return (
+            f"--max-num-batched-tokens {config.max_num_batched_tokens} is less than --max-num-seqs "
+            f"{config.max_num_seqs}: a step could not give each sequence a token"
+        )
+    if not config.grace_period >= 0:
+        return f"--grace-period {config.grace_period} is less than 0"
+    if config.max_message_bytes < 1 << 20:
+        return f"--max-message-bytes {config.max_message_bytes} is less than 1M"
+    return None

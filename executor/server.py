@@ -1,0 +1,178 @@
+"""The executor's process: one gRPC server from start to stop, and the model that comes in while it serves.
+
+Owns the order of things: listen, load on a thread, warm up, be ready, drain, stop. Health answers from the first
+moment: `liveness` is SERVING while the event loop turns, `octavo.v1.Executor` and "" once a warm-up step succeeded and
+until a drain begins. Lines to stdout tell the process that started this one: listening, progress, ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import platform
+import signal
+import sys
+import threading
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import grpc
+import grpc.aio
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from octavo.v1 import executor_pb2, executor_pb2_grpc
+
+from executor.config import ExecutorConfig, format_address
+from executor.loading import Loaded, StartupError, load
+from executor.service import ExecutorService, ServiceOptions
+from executor.step_thread import StepThread
+
+SERVICE = executor_pb2.DESCRIPTOR.services_by_name["Executor"].full_name
+LIVENESS = "liveness"
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_LAST_WORDS = 1.0  # seconds for statuses to reach the peers at the end
+
+Loader = Callable[[ExecutorConfig, str, Callable[[str], None]], Loaded]
+
+
+async def serve(config: ExecutorConfig, loader: Loader = load) -> int:
+    """Runs until a signal or the scheduler ends it; returns the exit code. Raises StartupError."""
+    return await _Process(config, loader).run()
+
+
+class _Process:
+    def __init__(self, config: ExecutorConfig, loader: Loader) -> None:
+        self._config = config
+        self._loader = loader
+        self._log = structlog.get_logger("executor")
+        self._device_name = f"cpu ({platform.processor() or platform.machine()})"
+        self._service = ExecutorService(
+            ServiceOptions(model_name=config.model, device=self._device_name, incarnation=uuid.uuid4().hex)
+        )
+        self._health = health.aio.HealthServicer()
+        self._stop = asyncio.Event()
+        self._steps: StepThread | None = None
+
+    async def run(self) -> int:
+        self._listen_to_signals()
+        server = grpc.aio.server(options=_server_options(self._config.max_message_bytes))
+        executor_pb2_grpc.add_ExecutorServicer_to_server(self._service, server)  # type: ignore[no-untyped-call]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        await self._set_health(ready=False)
+        await self._health.set(LIVENESS, _SERVING)
+        address = format_address(self._config.host, _bind(server, self._config.address))
+        await server.start()
+        _announce(f"listening address={address}")
+        try:
+            await self._serve(address)
+        finally:
+            await server.stop(_LAST_WORDS)
+        return 0
+
+    async def _serve(self, address: str) -> None:
+        stop = asyncio.create_task(self._stop.wait())
+        loading = asyncio.create_task(self._load())
+        await asyncio.wait({stop, loading}, return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            loading.cancel()  # the thread is a daemon; nothing of it must be kept
+            return
+        loaded = loading.result()
+        self._steps = StepThread(loaded.runner)
+        self._steps.start()
+        self._service.serve(loaded.model, self._steps)
+        await self._set_health(ready=True)
+        self._log.info("ready", address=address, model=loaded.model.name, num_blocks=loaded.model.limits.num_blocks)
+        _announce(f"ready address={address}")
+        by_scheduler = asyncio.create_task(self._service.drain_requested.wait())
+        await asyncio.wait({stop, by_scheduler}, return_when=asyncio.FIRST_COMPLETED)
+        await self._drain(self._config.grace_period if stop.done() else None)
+        stop.cancel()
+        by_scheduler.cancel()
+        self._steps.stop(_LAST_WORDS)
+
+    async def _load(self) -> Loaded:
+        """On a daemon thread: a signal must be able to end the process in the middle of it."""
+        outcome: Future[Loaded] = Future()
+        outcome.set_running_or_notify_cancel()  # from here on the thread alone settles it
+
+        def run() -> None:
+            try:
+                outcome.set_result(self._loader(self._config, self._device_name, _announce_progress))
+            except BaseException as error:
+                outcome.set_exception(error)
+
+        threading.Thread(target=run, name="load", daemon=True).start()
+        return await asyncio.wrap_future(outcome)
+
+    async def _drain(self, grace: float | None) -> None:
+        """Lets the open session finish: for so long, or as long as it takes where the scheduler asked for it."""
+        self._service.refuse_sessions()
+        await self._set_health(ready=False)
+        if grace is None:
+            self._log.info("draining at the scheduler's request")
+            await self._service.session_ended()
+            return
+        self._log.info("draining", grace_seconds=grace)
+        self._service.notify_drain(grace)
+        try:
+            await asyncio.wait_for(self._service.session_ended(), grace)
+        except TimeoutError:
+            self._log.warning("the grace period passed with a session open", grace_seconds=grace)
+            self._service.end_session(f"this executor stopped {grace:g} s after it was asked to")
+            await asyncio.wait({asyncio.create_task(self._service.session_ended())}, timeout=_LAST_WORDS)
+
+    async def _set_health(self, ready: bool) -> None:
+        for name in ("", SERVICE):
+            await self._health.set(name, _SERVING if ready else _NOT_SERVING)
+
+    def _listen_to_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        """The first one asks to stop; from then on the system's own handling applies, which ends the process."""
+        self._stop.set()
+        loop = asyncio.get_running_loop()
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(each)
+            signal.signal(each, signal.SIG_DFL)
+
+
+def _server_options(max_message_bytes: int) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.so_reuseport", 0),  # or two executors share a port, and neither is told
+        # The lease: a silent peer's stream ends within 10 s (see lease.py).
+        ("grpc.keepalive_time_ms", 5_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        # Schedulers ping every 30 s, in long prefills too.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ]
+
+
+def _bind(server: grpc.aio.Server, address: str) -> int:
+    try:
+        return server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise StartupError(
+            f"cannot listen on {address}: the port is taken, or the address is not this machine's"
+        ) from error
+
+
+def _announce_progress(line: str) -> None:
+    _announce(f"progress {line}")
+
+
+def _announce(line: str) -> None:
+    """For the parent process; the log is elsewhere. A parent that reads no more is no reason to fail."""
+    with contextlib.suppress(OSError):
+        print(f"octavo executor {line}", file=sys.stdout, flush=True)

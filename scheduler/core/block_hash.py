@@ -31,3 +31,10 @@ def extend_chain(chain: list[bytes], root: bytes, token_ids: Sequence[int], bloc
     """Appends the hashes that `chain` lacks of the full blocks of `token_ids`."""
     for start in range(len(chain) * block_size, len(token_ids) - block_size + 1, block_size):
         chain.append(block_hash(chain[-1] if chain else root, token_ids[start : start + block_size]))
+
+
+def hash_chain(token_ids: Sequence[int], block_size: int, cache_salt: str = "", adapter: str = "") -> tuple[bytes, ...]:
+    """The hashes of all full blocks of a prompt."""
+    chain: list[bytes] = []
+    extend_chain(chain, root_hash(cache_salt, adapter), token_ids, block_size)
+    return tuple(chain)

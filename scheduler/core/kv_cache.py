@@ -15,7 +15,7 @@ from typing import NamedTuple
 from scheduler.core.block_hash import extend_chain, root_hash
 from scheduler.core.block_pool import BlockPool
 from scheduler.core.plan import Copy, TableUpdate
-from scheduler.core.request import Request, Sequence
+from scheduler.core.request import Sequence
 
 
 class Extension(NamedTuple):
@@ -44,12 +44,6 @@ class KVCache:
 
     # Prefixes.
 
-    def hash_prompt(self, request: Request) -> list[bytes]:
-        """The hash chain of the prompt's full blocks."""
-        chain: list[bytes] = []
-        extend_chain(chain, root_hash(request.cache_salt, request.adapter), request.prompt_token_ids, self.block_size)
-        return chain
-
     def find_prefix(self, sequence: Sequence) -> list[int] | None:
         """Blocks that hold the longest known prefix of the sequence, without its last token, which must be computed
         to get logits. None: a plan in flight is filling the next block, so it pays to wait for it."""
@@ -64,14 +58,16 @@ class KVCache:
             blocks.append(block_id)
         return blocks
 
-    def num_cached_tokens(self, prompt_hashes: tuple[bytes, ...], num_tokens: int) -> int:
-        """How many of a prompt's tokens a sequence admitted now would find."""
-        count = 0
-        for block_hash in prompt_hashes[: (num_tokens - 1) // self.block_size]:
-            if self.pool.lookup(block_hash) is None:
+    def count_cached_blocks(self, prompt_hashes: tuple[bytes, ...], num_tokens: int) -> tuple[int, int]:
+        """Blocks that a sequence of `num_tokens` tokens would find, and how many of those are free."""
+        cached = free = 0
+        for block_hash in prompt_hashes[: (num_tokens - 1) // self.block_size] if self._prefix_caching else ():
+            block_id = self.pool.lookup(block_hash)
+            if block_id is None:
                 break
-            count += self.block_size
-        return count
+            cached += 1
+            free += self.pool.ref_cnt(block_id) == 0
+        return cached, free
 
     def adopt_prefix(self, sequence: Sequence, blocks: list[int]) -> None:
         """The sequence, which holds nothing, begins with these blocks."""
@@ -79,6 +75,7 @@ class KVCache:
         for block_id in blocks:
             self.pool.touch(block_id)
         sequence.block_table = list(blocks)
+        sequence.num_adopted_blocks = len(blocks)
         sequence.num_computed_tokens = len(blocks) * self.block_size
 
     def num_free_among(self, blocks: list[int]) -> int:
@@ -103,6 +100,7 @@ class KVCache:
             self._copy_sources.add(shared)
             self._release([shared])
             table[start] = copy.destination
+            sequence.num_adopted_blocks = min(sequence.num_adopted_blocks, start)
         for _ in range(self.num_blocks_of(sequence.num_computed_tokens + num_tokens) - len(table)):
             table.append(self.pool.allocate())
         grown = table[start:]
@@ -120,6 +118,7 @@ class KVCache:
         for block_id in parent.block_table:
             self.pool.touch(block_id)
         child.block_table = list(parent.block_table)
+        child.num_adopted_blocks = len(child.block_table)
         child.block_hashes = list(parent.block_hashes)
 
     def free(self, sequence: Sequence) -> None:
@@ -169,15 +168,15 @@ class KVCache:
             self.pool.index(sequence.block_table[index], sequence.block_hashes[index], sequence.sequence_id)
 
     def forget_computed_by(self, sequence: Sequence) -> set[int]:
-        """Takes every block that the sequence computed, in this generation or before, out of the index; returns
-        those blocks: whoever holds one must not build on it."""
-        forgotten = set()
+        """Takes every block that the sequence computed, in this generation or before, out of the index; returns those
+        blocks and the ones it fills now: whoever holds one must not build on it."""
+        bad = set(sequence.block_table[sequence.num_adopted_blocks :])
         for block_hash in sequence.block_hashes:
             block_id = self.pool.lookup(block_hash)
             if block_id is not None and self.pool.writer(block_id) == sequence.sequence_id:
                 self.pool.forget(block_id)
-                forgotten.add(block_id)
-        return forgotten
+                bad.add(block_id)
+        return bad
 
     def _extend_hashes(self, sequence: Sequence) -> None:
         known = len(sequence.token_ids) // self.block_size

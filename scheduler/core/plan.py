@@ -86,6 +86,15 @@ class PromptLogprobs(NamedTuple):
     entries: tuple[TokenLogprobs, ...]
 
 
+class StepTimings(NamedTuple):
+    """Where the executor's time went, in nanoseconds of its monotonic clock."""
+
+    queued_ns: int  # from the plan's receipt to the start of its step
+    prepare_ns: int
+    forward_ns: int
+    sample_ns: int
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """The answer to one plan. A sequence that sampled is in `tokens`, or in `candidates` (beams), or in `errors`."""
@@ -98,6 +107,7 @@ class StepResult:
     )  # (token_id, logprob), best first
     prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
+    timings: StepTimings | None = None
 
 
 class TokenEvent(NamedTuple):

@@ -109,6 +109,7 @@ class Sequence:
     high_water: int = 0  # positions below were computed at least once
     next_prompt_logprob: int = 1  # prompt positions below were told
     block_table: list[int] = field(default_factory=list)
+    num_adopted_blocks: int = 0  # of the table, from its beginning: computed by others
     block_hashes: list[bytes] = field(default_factory=list)  # of its full blocks whose ids are all known
 
     @property

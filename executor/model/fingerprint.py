@@ -1,7 +1,7 @@
 """What makes two executors interchangeable, as one hash.
 
-Owns the list of ingredients. The tensors' part is a hash of names, shapes, dtypes and contents, independent of how they are
-spread over files; it is remembered beside the cache, under the files' paths, sizes and times, because reading a large
+Owns the list of ingredients. The tensors' part is a hash of names, shapes, dtypes and contents, independent of how they
+are spread over files; it is remembered in the cache, under the files' paths, sizes and times, because reading a large
 model twice would make every start slow.
 """
 
@@ -77,7 +77,7 @@ def tensors_digest(directory: Path, cache_dir: Path) -> str:
 def _digest(weights: Weights) -> str:
     def one(name: str) -> str:
         tensor = weights.read(name)
-        contents = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+        contents: memoryview = memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
         return f"{name} {tensor.dtype} {list(tensor.shape)} {hashlib.sha256(contents).hexdigest()}"
 
     with ThreadPoolExecutor(max_workers=2) as pool:  # hashing leaves the interpreter's lock

@@ -1,8 +1,8 @@
 """Converts a .gguf file into a Hugging Face directory: safetensors, config, tokenizer, chat template.
 
 Owns the names and keys of the format, and one trap in it: the llama architecture stores the rows of q and k in pairs of
-neighbours (as its own rotary embedding wants them), where every other architecture keeps halves. Quantized tensors become
-float32, which holds their values exactly; 16-bit ones stay as they are. The tokenizer is read by transformers.
+neighbours (as its own rotary embedding wants them), where every other architecture keeps halves. Quantized tensors
+become float32, which holds their values exactly; 16-bit ones stay as they are. The tokenizer is read by transformers.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _rope(metadata: _Metadata, tensors: dict[str, gguf.ReaderTensor]) -> dict[st
     }
 
 
-def _eos_token_ids(metadata: _Metadata) -> list[object]:
+def _eos_token_ids(metadata: _Metadata) -> list[int]:
     keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
     return sorted({value for key in keys if isinstance(value := metadata.get(key), int)})
 
@@ -183,7 +183,7 @@ def _name(stem: str, full_name: str) -> str:
 
 
 def unpermute(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Rows of each head from pairs of neighbours (0, half, 1, half + 1, …) back to halves (0, 1, …, half, half + 1, …)."""
+    """Rows of each head from pairs (0, half, 1, half + 1, …) back to halves (0, 1, …, half, half + 1, …)."""
     pairs = tensor.reshape(num_heads, tensor.shape[0] // num_heads // 2, 2, *tensor.shape[1:])
     return pairs.transpose(1, 2).reshape(tensor.shape)
 

@@ -1,6 +1,6 @@
 """From a model's directory to a model that runs: `load_model`.
 
-Owns what an executor must tell of a model besides its logits: sampling defaults, end-of-sequence tokens, the tokenizer's
+Owns what an executor must tell of a model besides its logits: sampling defaults, end-of-sequence tokens, tokenizer
 files, the longest sequence, the fingerprint. Knows nothing of plans or sampling.
 """
 

@@ -1,7 +1,8 @@
 """Rotary position embeddings: inverse frequencies of every scaling variant, and the table of cosines and sines.
 
-The K/V cache holds rotated keys, so a position's rotation can never change while it is cached. Variants that look at the
-current length (dynamic NTK, LongRoPE) are therefore taken at one fixed length, the longest that the model is served with.
+The K/V cache holds rotated keys, so a position's rotation cannot change while it is cached. Variants that look at the
+current length (dynamic NTK, LongRoPE) are therefore taken at one fixed length, the longest that the model is served
+with.
 Everything is computed in float64 and rounded once.
 
 Sources: RoPE (arXiv 2104.09864), position interpolation (2306.15595), YaRN (2309.00071), LongRoPE (2402.13753), and the

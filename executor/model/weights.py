@@ -24,7 +24,7 @@ class Weights:
 
     def __init__(self, directory: Path) -> None:
         self._files = {path: _open(path) for path in weight_files(directory)}
-        self._places = {name: path for path, file in self._files.items() for name in file.keys()}  # noqa: SIM118
+        self._places = {name: path for path, file in self._files.items() for name in _names(file)}
         self._taken: set[str] = set()
         self.directory = directory
 
@@ -39,7 +39,7 @@ class Weights:
         """The tensor as stored. Raises BrokenModel if there is none of the name."""
         if name not in self._places:
             raise BrokenModel(f"{self.directory} holds no tensor {name!r}")
-        tensor: torch.Tensor = self._files[self._places[name]].get_tensor(name)
+        tensor: torch.Tensor = self._files[self._places[name]].get_tensor(name)  # type: ignore[no-untyped-call]
         return tensor
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -58,7 +58,7 @@ class Weights:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a model, sorted. Raises BrokenModel if there are none, or one of the index is missing."""
+    """The safetensors files of a model, sorted. Raises BrokenModel where one is missing."""
     index = directory / INDEX_FILE
     if index.exists():
         try:
@@ -71,6 +71,11 @@ def weight_files(directory: Path) -> list[Path]:
     if missing:
         raise BrokenModel(f"{directory} holds no {', '.join(missing)}")
     return sorted(directory / name for name in names)
+
+
+def _names(file: safe_open) -> list[str]:
+    names: list[str] = file.keys()  # type: ignore[no-untyped-call]
+    return names
 
 
 def _open(path: Path) -> safe_open:

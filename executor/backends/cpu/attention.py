@@ -1,6 +1,6 @@
 """Paged attention in plain torch: decode rows batched together, prefill chunks one sequence at a time.
 
-Owns what the layers of a step share (`StepLayout`: which rows of the cache are read and written), worked out once a step.
+Owns what the layers of a step share (`StepLayout`: which rows of the cache are read and written), worked out once.
 Nothing past a sequence's length reaches a result, whatever bits stand there: stale slots and padding may hold NaN.
 """
 
@@ -97,7 +97,7 @@ def paged_attention(
         v = cache.gather(values, group.cache_rows, n)
         v.view(-1, v.shape[-1]).index_fill_(0, group.stale_rows, 0)  # its weight is 0, but 0 * NaN is NaN
         positions = torch.arange(group.length)
-        visible = _visible(group.seq_lens[:, None] - 1, positions, sliding_window)[:, None, None]
+        visible = visible_keys(group.seq_lens[:, None] - 1, positions, sliding_window)[:, None, None]
         grouped = q[group.queries].view(n, k.shape[1], -1, k.shape[3])  # the heads of one K/V head are its rows
         attended = _attend(grouped, k, v, visible, softmax_scale, softcap)
         out[group.queries] = attended.reshape(n, *q.shape[1:])
@@ -125,7 +125,7 @@ def _prefill(
     visible = None
     if not whole or softcap is not None:
         positions = torch.arange(seq_len)
-        visible = _visible(positions[seq_len - num_queries :, None], positions, sliding_window)
+        visible = visible_keys(positions[seq_len - num_queries :, None], positions, sliding_window)
     if softcap is not None:
         ratio = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(ratio, 1), v.repeat_interleave(ratio, 1)
@@ -152,7 +152,9 @@ def _attend(
     return scores.softmax(-1).to(v.dtype) @ v
 
 
-def _visible(query_positions: torch.Tensor, key_positions: torch.Tensor, sliding_window: int | None) -> torch.Tensor:
+def visible_keys(
+    query_positions: torch.Tensor, key_positions: torch.Tensor, sliding_window: int | None
+) -> torch.Tensor:
     """[..., 1] against [num_keys] -> bool: keys not later than the query, of the last `sliding_window` ones."""
     visible = key_positions <= query_positions
     if sliding_window is not None:

@@ -7,17 +7,16 @@ which a row's result does not depend on the other rows of the step (see determin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
 
+from executor import sampler
 from executor.backends.base import AttentionMetadata, KVCacheSpec, Linear
-from executor.backends.cpu import attention, linear
+from executor.backends.cpu import attention, deterministic, linear
+from executor.backends.cpu.attention import StepLayout, step_layout
+from executor.backends.cpu.deterministic import DeterministicLayout, deterministic_layout
 from executor.backends.cpu.kv_cache import KVCache
-
-if TYPE_CHECKING:
-    from executor.sampler import SamplerOutput, SamplingBatch
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -25,13 +24,15 @@ DTYPES = (torch.float32, torch.bfloat16)
 class CpuBackend:
     """Ops of a decoder on a CPU; see `executor.backends.base.Backend` for the contracts."""
 
-    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float32, deterministic: bool = False) -> None:
         if dtype not in DTYPES:
             raise ValueError(f"the CPU backend computes in float32 or bfloat16, not {dtype}")
         self.device = torch.device("cpu")
         self.dtype = dtype
+        self.deterministic = deterministic
+        self._checked: set[tuple[int, int]] = set()  # shapes of products known to be deterministic
         self._cache: KVCache | None = None
-        self._layout: tuple[AttentionMetadata, attention.StepLayout] | None = None
+        self._layout: tuple[AttentionMetadata, StepLayout | DeterministicLayout] | None = None
 
     @property
     def cache(self) -> KVCache:
@@ -44,14 +45,19 @@ class CpuBackend:
         self._layout = None
 
     def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        return linear.pack(weight.to(self.dtype), None if bias is None else bias.to(self.dtype))
+        packed = linear.pack(weight.to(self.dtype), None if bias is None else bias.to(self.dtype))
+        shape = (packed.in_features, packed.out_features)
+        if self.deterministic and shape not in self._checked:
+            deterministic.check_tiles(packed, self.dtype)
+            self._checked.add(shape)
+        return packed
 
     def embed(self, table: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         return functional.embedding(token_ids, table)
 
     def linear(self, x: torch.Tensor, linear_: Linear) -> torch.Tensor:
         assert isinstance(linear_, linear.PackedLinear)
-        return linear.apply(x, linear_)
+        return deterministic.tiled_linear(x, linear_) if self.deterministic else linear.apply(x, linear_)
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
@@ -72,7 +78,7 @@ class CpuBackend:
     ) -> torch.Tensor:
         spec = self.cache.spec
         heads = qkv.view(len(qkv), -1, spec.head_size)
-        q, k, v = heads.split((num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
+        q, k, v = torch.split(heads, [num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
         if q_norm is not None:
             q = self._norm(q, q_norm, norm_eps)
         if k_norm is not None:
@@ -91,30 +97,32 @@ class CpuBackend:
         sliding_window: int | None = None,
         softcap: float | None = None,
     ) -> torch.Tensor:
-        return attention.paged_attention(
-            self.cache, layer, q, self._step(metadata), softmax_scale, sliding_window, softcap
-        )
+        layout = self._step(metadata)
+        if isinstance(layout, DeterministicLayout):
+            return deterministic.paged_attention(self.cache, layer, q, layout, softmax_scale, sliding_window, softcap)
+        return attention.paged_attention(self.cache, layer, q, layout, softmax_scale, sliding_window, softcap)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
-        return functional.silu(gate).mul_(up)
+        return deterministic.silu_mul(gate, up) if self.deterministic else functional.silu(gate).mul_(up)
 
     def copy_blocks(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         if sources:
             self.cache.copy_blocks(sources, destinations)
 
-    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SamplerOutput:
-        from executor import sampler
-
+    def sample(self, logits: torch.Tensor, batch: sampler.SamplingBatch) -> sampler.SamplerOutput:
         return sampler.sample(logits, batch)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        if self.deterministic:
+            return deterministic.rms_norm(x, weight, eps)
         return functional.rms_norm(x, (x.shape[-1],), weight, eps)
 
-    def _step(self, metadata: AttentionMetadata) -> attention.StepLayout:
-        """The layout of this step, worked out by its first layer."""
+    def _step(self, metadata: AttentionMetadata) -> StepLayout | DeterministicLayout:
+        """The layout of this step, worked out by its first layer; a step has a metadata object of its own."""
         if self._layout is None or self._layout[0] is not metadata:
-            self._layout = (metadata, attention.step_layout(self.cache, metadata))
+            layout = deterministic_layout if self.deterministic else step_layout
+            self._layout = (metadata, layout(self.cache, metadata))
         return self._layout[1]
 
 

@@ -1,0 +1,151 @@
+"""The scheduler's configuration: one frozen value, and the command line that makes it.
+
+Nothing here reads the environment or starts anything. Every flag's help says what an absent flag means.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LOG_FORMATS = ("console", "json")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Times in seconds."""
+
+    executors: tuple[str, ...]  # HOST:PORT each
+    host: str = "127.0.0.1"
+    port: int = 50051  # 0: any free one
+    max_queue_requests: int = 1024
+    max_queue_tokens: int = 4_000_000
+    queue_timeout: float = 60.0
+    stall_timeout: float = 60.0
+    pipeline_depth: int = 2
+    prefix_caching: bool = True
+    step_timeout: float = 30.0
+    grace_period: float = 30.0
+    exit_on_executor_loss: bool = False
+    exit_with_parent: bool = False
+    max_message_bytes: int = 16 * 1024 * 1024
+    reflection: bool = True
+    metrics_port: int | None = None
+    log_format: str = "console"
+    log_level: str = "info"
+
+
+def parse_config(arguments: Sequence[str] | None = None) -> SchedulerConfig:
+    """Exits with code 2 and a sentence on a bad flag."""
+    values = vars(_parser().parse_args(arguments))
+    targets = tuple(target for given in values.pop("executors") for target in given.split(",") if target)
+    if len(targets) != 1:
+        _parser().error(f"--executors takes one HOST:PORT, not {len(targets)}: one executor is served for now")
+    return SchedulerConfig(executors=targets, **values)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m scheduler",
+        description="Octavo's scheduler: takes requests over gRPC, plans every step, and sends the plans to executors.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    defaults = SchedulerConfig(executors=())
+    parser.set_defaults(**{name: getattr(defaults, name) for name in SchedulerConfig.__slots__ if name != "executors"})
+    parser.add_argument(
+        "--executors", "--executor", required=True, action="append", type=_target, default=argparse.SUPPRESS,
+        metavar="HOST:PORT", help="where the executor listens",
+    )  # fmt: skip
+    _add_listening(parser.add_argument_group("listening"))
+    _add_queueing(parser.add_argument_group("queueing"))
+    _add_planning(parser.add_argument_group("planning"))
+    _add_process(parser.add_argument_group("the process"))
+    return parser
+
+
+def _add_listening(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--host", help="address to listen on")
+    group.add_argument("--port", type=_port, help="port to listen on; 0 takes a free one and logs it")
+    group.add_argument(
+        "--max-message-bytes", type=_positive, metavar="N", help="longest message taken or sent; above: an error status"
+    )
+    group.add_argument(
+        "--no-reflection", dest="reflection", action="store_false", default=True, help="do not describe the services"
+    )
+    group.add_argument(
+        "--metrics-port", type=_port_or_none, metavar="PORT", help="serve Prometheus metrics there; 0 or absent: off"
+    )
+
+
+def _add_queueing(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--max-queue-requests", type=_positive, metavar="N", help="most requests that may wait")
+    group.add_argument("--max-queue-tokens", type=_positive, metavar="N", help="most tokens of KV demand that may wait")
+    group.add_argument(
+        "--queue-timeout", type=_seconds, metavar="SECONDS", help="longest wait of a request that names none itself"
+    )
+    group.add_argument(
+        "--stall-timeout", type=_seconds, metavar="SECONDS", help="abort for a client that reads nothing for so long"
+    )
+
+
+def _add_planning(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--pipeline-depth", type=int, choices=(1, 2, 3), help="plans sent and not yet answered, at most")
+    group.add_argument(
+        "--no-prefix-caching", dest="prefix_caching", action="store_false", default=True,
+        help="compute every prompt whole",
+    )  # fmt: skip
+    group.add_argument(
+        "--step-timeout", type=_seconds, metavar="SECONDS", help="an executor without progress for so long is lost"
+    )
+
+
+def _add_process(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--grace-period", type=_seconds, metavar="SECONDS", help="on SIGTERM, time for running streams to finish"
+    )
+    group.add_argument(
+        "--exit-on-executor-loss", action="store_true", help="exit with code 3 once the executor is gone"
+    )
+    group.add_argument("--exit-with-parent", action="store_true", help="stop when the parent process is gone")
+    group.add_argument(
+        "--log-format", choices=LOG_FORMATS, help="one line for people or one JSON object for each event"
+    )
+    group.add_argument("--log-level", choices=LOG_LEVELS, help="least level that is logged")
+
+
+def _target(text: str) -> str:
+    for target in text.split(","):
+        host, _, port = target.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise argparse.ArgumentTypeError(f"{target!r} is not HOST:PORT")
+    return text
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or int(text) >= 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port, which is a number below 65536")
+    return int(text)
+
+
+def _port_or_none(text: str) -> int | None:
+    return _port(text) or None
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time in seconds")
+    return seconds

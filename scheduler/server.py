@@ -1,0 +1,199 @@
+"""The scheduler's process: listens, serves until told to stop, and drains.
+
+Owns the order of things. Start: listen, then the engine, then readiness. Stop on the first SIGTERM or SIGINT:
+NOT_SERVING, new requests UNAVAILABLE, running streams finish within the grace period, exit code 0; a second signal
+exits at once. Loss of the only executor, where the configuration says so: streams end with the reason, exit code 3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import os
+import signal
+from collections.abc import Callable
+
+import grpc
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from octavo.v1 import generation_pb2
+from octavo.v1.generation_pb2_grpc import add_GenerationServicer_to_server
+
+from scheduler.config import SchedulerConfig
+from scheduler.metrics import Metrics
+from scheduler.outputs import ExecutorLost, ServingEngine, TicketT
+from scheduler.readiness import Readiness
+from scheduler.request_stream import Log
+from scheduler.service import GenerationService
+
+LAST_WORDS_SECONDS = 2.0  # for streams to end, once nothing more will come
+PARENT_POLL_SECONDS = 0.5
+
+
+class ExitCode(enum.IntEnum):
+    """Of the process. argparse's own 2 means a bad flag."""
+
+    OK = 0
+    FAILURE = 1
+    EXECUTOR_LOST = 3
+
+
+class CannotListen(Exception):
+    """The address cannot be listened on; the message is a sentence for the user."""
+
+
+class Server:
+    """Everything around one engine on one event loop."""
+
+    def __init__(self, config: SchedulerConfig, engine: ServingEngine[TicketT]) -> None:
+        self._config = config
+        self._log: Log = structlog.get_logger("server")
+        self._run_engine = engine.run
+        metrics = Metrics()
+        service = GenerationService(
+            engine, metrics, queue_timeout=config.queue_timeout, stall_timeout=config.stall_timeout
+        )
+        self._service = service
+        self._readiness = Readiness(engine, service, on_tick=lambda: metrics.refresh(engine.load()))
+        self._metrics = metrics
+        self._stop = asyncio.Event()
+        self.port = 0  # listened on, once `start` returned
+        self._server = grpc.aio.server(options=_channel_options(config))
+        add_GenerationServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]
+        health_pb2_grpc.add_HealthServicer_to_server(self._readiness.servicer, self._server)
+        if config.reflection:
+            names = [
+                generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name,
+                health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
+                reflection.SERVICE_NAME,
+            ]
+            reflection.enable_server_reflection(names, self._server)
+
+    async def start(self) -> None:
+        """Listens. Raises CannotListen."""
+        host, port = self._config.host, self._config.port
+        address = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+        try:
+            self.port = self._server.add_insecure_port(address)
+        except RuntimeError:
+            self.port = 0
+        if self.port == 0:
+            raise CannotListen(f"cannot listen on {address}: the port is taken, or the address is not this machine's")
+        await self._server.start()
+        self._log.info("listening", host=host, port=self.port)
+
+    def stop(self) -> None:
+        """Begins the drain."""
+        self._stop.set()
+
+    async def run(self) -> ExitCode:
+        """From after `start` to the end of the process's work."""
+        stop_metrics = self._serve_metrics()
+        readiness = asyncio.create_task(self._readiness.run())
+        engine = asyncio.create_task(self._run_engine())
+        stop = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({engine, stop, readiness}, return_when=asyncio.FIRST_COMPLETED)
+            code = await (self._drain() if stop.done() else self._fail(engine, readiness))
+        finally:
+            for task in (readiness, engine, stop):
+                task.cancel()
+            await asyncio.gather(readiness, engine, stop, return_exceptions=True)
+            await self._server.stop(LAST_WORDS_SECONDS)
+            stop_metrics()
+        self._log.info("stopped", code=int(code))
+        return code
+
+    async def _drain(self) -> ExitCode:
+        self._log.info("draining", grace_seconds=self._config.grace_period)
+        self._service.drain()
+        await self._readiness.update()
+        if not await self._idle_within(self._config.grace_period):
+            self._log.warning("grace_period_over")
+            self._service.abort_all()
+            await self._idle_within(LAST_WORDS_SECONDS)
+        return ExitCode.OK
+
+    async def _fail(self, engine: asyncio.Task[None], readiness: asyncio.Task[None]) -> ExitCode:
+        """The engine is gone, and has ended its streams with the reason; or a task died of a fault of ours."""
+        self._service.drain()
+        if not readiness.done():
+            await self._readiness.update()
+        error = (engine if engine.done() else readiness).exception()
+        if isinstance(error, ExecutorLost):
+            self._log.error("executor_lost", why=error.reason)
+        else:
+            self._log.error("internal_error", exc_info=error)
+        await self._idle_within(LAST_WORDS_SECONDS)
+        return ExitCode.EXECUTOR_LOST if isinstance(error, ExecutorLost) else ExitCode.FAILURE
+
+    async def _idle_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._service.wait_idle(), seconds)
+            return True
+        return False
+
+    def _serve_metrics(self) -> Callable[[], None]:
+        port = self._config.metrics_port
+        if port is None:
+            return lambda: None
+        try:
+            stop = self._metrics.serve(self._config.host, port)
+        except OSError as error:
+            raise CannotListen(f"cannot serve metrics on port {port}: {error.strerror}") from error
+        self._log.info("serving_metrics", port=port)
+        return stop
+
+
+async def serve(config: SchedulerConfig, engine: ServingEngine[TicketT]) -> ExitCode:
+    """A whole life of the process, signals included."""
+    server = Server(config, engine)
+    stop_with_signals(server.stop)
+    await server.start()
+    parent = asyncio.create_task(_stop_with_parent(server.stop)) if config.exit_with_parent else None
+    try:
+        return await server.run()
+    finally:
+        if parent is not None:
+            parent.cancel()
+
+
+def stop_with_signals(stop: Callable[[], None]) -> None:
+    """The first SIGTERM or SIGINT stops in good order, the second at once."""
+    loop = asyncio.get_running_loop()
+    stopping = False
+
+    def on_signal(number: int) -> None:
+        nonlocal stopping
+        if stopping:
+            os._exit(128 + number)
+        stopping = True
+        stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+
+
+async def _stop_with_parent(stop: Callable[[], None]) -> None:
+    """An orphan's parent is another process."""
+    parent = os.getppid()
+    while os.getppid() == parent:  # noqa: ASYNC110
+        await asyncio.sleep(PARENT_POLL_SECONDS)  # there is no event to wait for
+    structlog.get_logger("server").warning("parent_gone")
+    stop()
+
+
+def _channel_options(config: SchedulerConfig) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", config.max_message_bytes),
+        ("grpc.max_send_message_length", config.max_message_bytes),
+        ("grpc.so_reuseport", 0),  # a second server on the port must fail, not share it
+        # A client silently gone is found after 30 s + 10 s; clients may ping as often as every 10 s.
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ]

@@ -47,11 +47,20 @@ def parse_config(arguments: Sequence[str] | None = None) -> SchedulerConfig:
     return SchedulerConfig(executors=targets, **values)
 
 
+class _HelpWithDefaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Names the defaults of flags that take a value and have one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.nargs == 0 or action.default is None:
+            return action.help
+        return super()._get_help_string(action)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m scheduler",
         description="Octavo's scheduler: takes requests over gRPC, plans every step, and sends the plans to executors.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_HelpWithDefaults,
         allow_abbrev=False,
     )
     defaults = SchedulerConfig(executors=())

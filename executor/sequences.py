@@ -243,8 +243,13 @@ def _sampling_error(sampling: Sampling, vocab_size: int) -> str | None:
             return f"{name}: token id {max(token_ids)} is not in the vocabulary of {vocab_size}"
     if not all(math.isfinite(value) for value in sampling.logit_bias.values()):
         return "logit_bias: not all values are finite"
-    if not 0 <= sampling.temperature < math.inf:
-        return f"temperature {sampling.temperature} is not a number from 0 on"
-    if not sampling.repetition_penalty > 0:
+    for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
+        if not math.isfinite(getattr(sampling, name)):
+            return f"{name} {getattr(sampling, name)} is not finite"
+    if sampling.temperature < 0:
+        return f"temperature {sampling.temperature} is less than 0"
+    if sampling.repetition_penalty <= 0:
         return f"repetition_penalty {sampling.repetition_penalty} is not above 0"
+    if sampling.beam_candidates is not None and sampling.beam_candidates < 1:
+        return f"beam_candidates {sampling.beam_candidates} is less than 1"
     return None

@@ -161,11 +161,12 @@ def _server_options(max_message_bytes: int) -> list[tuple[str, int]]:
 
 def _bind(server: grpc.aio.Server, address: str) -> int:
     try:
-        return server.add_insecure_port(address)
+        port = server.add_insecure_port(address)
     except RuntimeError as error:
         raise StartupError(
-            f"cannot listen on {address}: the port is taken, or the address is not this machine's"
+            f"cannot listen on {address}: the port is taken, or the address is not one of this machine"
         ) from error
+    return int(port)
 
 
 def _announce_progress(line: str) -> None:

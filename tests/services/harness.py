@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import grpc
@@ -48,6 +48,12 @@ async def serving(engine: FakeEngine | None = None, **config: object) -> AsyncIt
             engine.abort(ticket)
     server.stop()
     await over
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Soon; pytest's own timeout bounds it."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
 
 
 def make_request(**fields: object) -> pb.GenerateRequest:

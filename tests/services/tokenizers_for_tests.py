@@ -19,13 +19,10 @@ def byte_level(template: str | None = None, **config: object) -> dict[str, bytes
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {character: i for i, character in enumerate(alphabet)}
     merges = []
-    for word in WORDS:
-        for start in ("", "Ġ"):
-            left = start + word[0] if start else word[0]
-            if start:
-                merges.append((start, word[0]))
-                vocab.setdefault(left, len(vocab))
-            for character in word[1:]:
+    for start in ("Ġ", ""):
+        for word in WORDS:
+            left = start or word[0]
+            for character in word[0 if start else 1 :]:
                 merges.append((left, character))
                 left += character
                 vocab.setdefault(left, len(vocab))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from octavo.cli.flags import EXECUTOR, SCHEDULER
+from octavo.cli.flags import served
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 50051
@@ -40,10 +40,10 @@ def build_parser(version: str) -> ArgumentParser:
     demo = command("demo", "set the demo model up, start a server, stream one answer, and stop")
     demo.add_argument("prompt", nargs="?", metavar="PROMPT", default=DEMO_PROMPT, help=f"default: {DEMO_PROMPT!r}")
     demo.add_argument("--max-tokens", type=positive, default=128, metavar="N", help="most tokens of the answer")
-    _add_process_flags(demo, leave_out={"--host", "--port"})
+    _add_process_flags(demo, leave_out=("--host", "--port"))
 
     serve = command("serve", "start a scheduler and an executor, and stop both at Ctrl-C")
-    _add_process_flags(serve, leave_out=set())
+    _add_process_flags(serve)
 
     generate = command("generate", "stream the answer to a prompt from a running server")
     generate.add_argument("prompt", metavar="PROMPT", help="the prompt; - reads it from stdin")
@@ -68,22 +68,18 @@ def build_parser(version: str) -> ArgumentParser:
     _add_client_flags(command("health", "print whether a server is ready; exit code 0 if it is"))
     _add_client_flags(command("load", "print what runs and what waits on a server"))
     for name in ("scheduler", "executor"):
-        commands.add_parser(
-            name, help=f"run a {name} alone, with its own flags (see octavo {name} --help)", add_help=False
-        )
+        commands.add_parser(name, help=f"one {name} alone, with its own flags", add_help=False)
     return parser
 
 
-def _add_process_flags(parser: ArgumentParser, leave_out: set[str]) -> None:
-    """The flags of both processes; one that both have stands there once."""
+def _add_process_flags(parser: ArgumentParser, leave_out: Sequence[str] = ()) -> None:
     group = parser.add_argument_group("passed on to the processes")
-    for flag in {flag.name: flag for flag in (*EXECUTOR, *SCHEDULER) if flag.serve}.values():
-        if flag.name in leave_out:
-            continue
+    for flag in served(leave_out):
+        text = f"{flag.help}; default {flag.default}" if flag.default else flag.help
         if flag.metavar is None:
-            group.add_argument(flag.name, action="store_true", help=flag.help)
+            group.add_argument(flag.name, action="store_true", help=text)
         else:
-            group.add_argument(flag.name, metavar=flag.metavar, help=flag.help)
+            group.add_argument(flag.name, metavar=flag.metavar, help=text)
 
 
 def _add_client_flags(parser: ArgumentParser) -> None:

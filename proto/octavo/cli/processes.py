@@ -1,7 +1,7 @@
 """The server's processes as children: started, heard, watched, and stopped.
 
-Owns the children and one queue of what happens to them: a line that one wrote, the end of one, a signal that reached
-the parent, and whatever else the caller posts. Knows nothing of models, flags or gRPC. Children run in sessions of
+Owns the children and one queue of what happens to them: what one wrote, the end of one, a signal that reached the
+parent, and whatever else the caller posts. Knows nothing of models, flags or gRPC. Children run in sessions of
 their own, so that a Ctrl-C in the terminal reaches the parent alone, and the parent decides what it means. After
 `stop` none of them is left.
 """
@@ -17,13 +17,22 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from types import FrameType
+from typing import IO
 
 _PIPE_PATIENCE = 1.0  # seconds for the last lines of a dead child, whose pipe a grandchild may hold open
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A child wrote a line, on stdout or stderr."""
+class Announced:
+    """A child told its parent something: a line on its stdout."""
+
+    child: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A child told people something: a line on its stderr."""
 
     child: str
     text: str
@@ -63,7 +72,7 @@ class Finished:
     code: int
 
 
-Event = Line | Exited | Signalled | Ready | Finished
+Event = Announced | Logged | Exited | Signalled | Ready | Finished
 
 
 class Processes:
@@ -84,15 +93,20 @@ class Processes:
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
             start_new_session=True,
         )
         self._children[name] = child
-        reader = threading.Thread(target=self._read, args=(name, child), daemon=True)
-        reader.start()
-        threading.Thread(target=self._wait, args=(name, child, reader), daemon=True).start()
+        assert child.stdout is not None
+        assert child.stderr is not None
+        readers = [
+            threading.Thread(target=self._read, args=(stream, kind, name), daemon=True)
+            for stream, kind in ((child.stdout, Announced), (child.stderr, Logged))
+        ]
+        for thread in (*readers, threading.Thread(target=self._wait, args=(name, child, readers), daemon=True)):
+            thread.start()
 
     def post(self, event: Event) -> None:
         """Puts an event in line; safe from threads and signal handlers."""
@@ -139,15 +153,16 @@ class Processes:
                 case Signalled():
                     return False
 
-    def _read(self, name: str, child: subprocess.Popen[str]) -> None:
-        assert child.stdout is not None
-        with child.stdout as lines:
-            for text in lines:
-                self.post(Line(name, text.rstrip("\n")))
+    def _read(self, stream: IO[str], kind: type[Announced] | type[Logged], name: str) -> None:
+        with stream:
+            for text in stream:
+                self.post(kind(name, text.rstrip("\n")))
 
-    def _wait(self, name: str, child: subprocess.Popen[str], reader: threading.Thread) -> None:
+    def _wait(self, name: str, child: subprocess.Popen[str], readers: Sequence[threading.Thread]) -> None:
         code = child.wait()
-        reader.join(_PIPE_PATIENCE)
+        deadline = time.monotonic() + _PIPE_PATIENCE
+        for reader in readers:
+            reader.join(max(0.0, deadline - time.monotonic()))
         self.post(Exited(name, code))
 
 

@@ -1,0 +1,72 @@
+"""The `octavo` command.
+
+Reads the arguments and hands over to one module for each subcommand, imported when it is chosen, so that `octavo
+--help` costs neither gRPC nor a client. Scheduler and executor are started as processes, never imported. Whatever goes
+wrong ends in one sentence on stderr and an exit code, never in a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from octavo.cli.terminal import ExitCode, Failure, abandon_stdout, say
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = _run(words)
+        sys.stdout.flush()
+        return code
+    except Failure as failure:
+        say(str(failure))
+        return failure.code
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        abandon_stdout()
+        return ExitCode.BROKEN_PIPE
+
+
+def _run(words: Sequence[str]) -> int:
+    match words:
+        case ["scheduler" | "executor" as name, *rest]:
+            from octavo.cli.serve import module
+
+            command = module(name, *rest)
+            os.execv(command[0], command)
+
+    from importlib.metadata import version
+
+    from octavo.cli.parser import build_parser
+
+    options = build_parser(version("octavo")).parse_args(words)
+    match options.command:
+        case "demo":
+            from octavo.cli.demo import demo
+
+            return demo(options)
+        case "serve":
+            from octavo.cli.serve import serve
+
+            return serve(options)
+        case "generate":
+            from octavo.cli.generate import generate
+
+            return generate(options)
+        case "chat":
+            from octavo.cli.chat import chat
+
+            return chat(options)
+        case "health":
+            from octavo.cli.status import show_health
+
+            return show_health(options)
+        case "load":
+            from octavo.cli.status import show_load
+
+            return show_load(options)
+    raise AssertionError(f"the parser let {options.command!r} through")

@@ -32,7 +32,7 @@ NON_FINITE = "non-finite logits"
 NO_TOKEN_LEFT = "logit_bias, allowed_token_ids and min_tokens leave no token to draw"
 
 _CHUNK = 256  # ids summed at once on the way to the inverse CDF
-_FEW = 1024  # tokens sorted for top-p before the whole vocabulary is
+_LIKELY = np.float32(2.0**-14)  # tokens no less likely than this, against the best, are tried first for top-p
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -102,21 +102,24 @@ class SamplerOutput:
 
 
 def sample(logits: torch.Tensor, batch: SamplingBatch) -> SamplerOutput:
-    """logits [num_rows, vocab] float32 on the CPU, left as they are."""
+    """logits [num_rows, vocab] float32 on the CPU, left as they are.
+
+    In numpy and on one thread: a step's sampling is a few passes over some megabytes, and waking threads for each costs
+    more, above all where another process wants the cores.
+    """
     num_draws = len(batch)
-    token_ids = np.zeros(num_draws, np.int64)
-    output = SamplerOutput(token_ids)
+    output = SamplerOutput(np.zeros(num_draws, np.int64))
     if num_draws == 0:
         return output
-    adjusted = batch.adjusted
-    if adjusted.size == 0:
-        _draw_into(output, _rows(logits, batch, None), batch, None, NON_FINITE)
+    rows = logits.numpy()
+    if batch.adjusted.size == 0:
+        _draw_into(output, _rows(rows, batch, None), batch, None, NON_FINITE)
     else:
-        plain = np.setdiff1d(np.arange(num_draws), adjusted, assume_unique=True)
+        plain = np.setdiff1d(np.arange(num_draws), batch.adjusted, assume_unique=True)
         if plain.size:
-            _draw_into(output, _rows(logits, batch, plain), batch, plain, NON_FINITE)
-        _sample_adjusted(output, logits, batch)
-    _report(output, logits, batch)
+            _draw_into(output, _rows(rows, batch, plain), batch, plain, NON_FINITE)
+        _sample_adjusted(output, rows, batch)
+    _report(output, rows, batch)
     return output
 
 
@@ -131,19 +134,19 @@ def prompt_logprobs(
     return PromptLogprobs(first_position, entries)
 
 
-def _rows(logits: torch.Tensor, batch: SamplingBatch, draws: Ints | None) -> torch.Tensor:
+def _rows(rows: Floats, batch: SamplingBatch, draws: Ints | None) -> Floats:
     """The draws' rows: the logits themselves where that is all of them, a copy otherwise."""
-    rows = batch.logits_rows
+    wanted = batch.logits_rows
     if draws is not None:
-        rows = draws if rows is None else rows[draws]
-    return logits if rows is None else logits.index_select(0, torch.from_numpy(rows))
+        wanted = draws if wanted is None else wanted[draws]
+    return rows if wanted is None else rows[wanted]
 
 
-def _sample_adjusted(output: SamplerOutput, logits: torch.Tensor, batch: SamplingBatch) -> None:
+def _sample_adjusted(output: SamplerOutput, logits: Floats, batch: SamplingBatch) -> None:
     assert batch.adjustments is not None
-    raw = _rows(logits, batch, batch.adjusted)
-    finite = np.isfinite(raw.numpy().max(axis=1))
-    rows = _adjust(raw.clone() if raw is logits else raw, batch.adjusted, batch.adjustments)
+    rows = _rows(logits, batch, batch.adjusted)
+    finite = np.isfinite(rows.max(axis=1))
+    _adjust(rows, batch.adjusted, batch.adjustments)
     _draw_into(output, rows, batch, batch.adjusted, NO_TOKEN_LEFT)
     for draw in batch.adjusted[~finite].tolist():
         output.token_ids[draw] = 0
@@ -151,60 +154,55 @@ def _sample_adjusted(output: SamplerOutput, logits: torch.Tensor, batch: Samplin
     place = {draw: index for index, draw in enumerate(batch.adjusted.tolist())}
     for draw, count in batch.candidates:
         if draw in place and draw not in output.errors:
-            output.candidates[draw] = _candidates(rows[place[draw]].numpy(), count)
+            output.candidates[draw] = _candidates(rows[place[draw]], count)
 
 
-def _adjust(rows: torch.Tensor, draws: Ints, adjustments: Adjustments) -> torch.Tensor:
+def _adjust(rows: Floats, draws: Ints, adjustments: Adjustments) -> None:
     """Changes rows [len(draws), vocab] in place: bias, allowed ids, forbidden ids, penalties."""
 
-    def place(wanted: Ints) -> torch.Tensor:
-        return torch.from_numpy(np.searchsorted(draws, wanted))
+    def place(wanted: Ints) -> Ints:
+        found: Ints = np.searchsorted(draws, wanted)
+        return found
 
-    bias = adjustments.bias
-    if bias.draws.size:
-        at = (place(bias.draws), torch.from_numpy(bias.token_ids))
-        rows.index_put_(at, torch.from_numpy(adjustments.bias_values), accumulate=True)
+    bias, allowed, forbidden = adjustments.bias, adjustments.allowed, adjustments.forbidden
+    rows[place(bias.draws), bias.token_ids] += adjustments.bias_values
     if adjustments.restricted.size:
-        at = (place(adjustments.allowed.draws), torch.from_numpy(adjustments.allowed.token_ids))
-        kept = rows[at]
-        rows[place(adjustments.restricted)] = float("-inf")
-        rows[at] = kept
-    forbidden = adjustments.forbidden
-    if forbidden.draws.size:
-        rows[place(forbidden.draws), torch.from_numpy(forbidden.token_ids)] = float("-inf")
+        kept = rows[place(allowed.draws), allowed.token_ids]
+        rows[place(adjustments.restricted)] = -np.inf
+        rows[place(allowed.draws), allowed.token_ids] = kept
+    rows[place(forbidden.draws), forbidden.token_ids] = -np.inf
     if adjustments.penalties is not None:
-        _penalize(rows, place(adjustments.penalties.draws), adjustments.penalties)
+        penalties = adjustments.penalties
+        places = place(penalties.draws)
+        rows[places] = _penalized(rows[places], penalties)
+
+
+def _penalized(rows: Floats, penalties: Penalties) -> Floats:
+    counts = np.zeros(rows.shape, np.float32)
+    np.add.at(counts, (penalties.output.draws, penalties.output.token_ids), np.float32(1))
+    present = counts > 0
+    seen = present.copy()
+    seen[penalties.prompt.draws, penalties.prompt.token_ids] = True
+    repetition = penalties.repetition[:, None]
+    # Over a forbidden token's -inf nothing changes anything.
+    repeated = np.where(rows > 0, rows / repetition, rows * repetition)
+    rows = np.where(seen, repeated, rows)
+    rows -= counts * penalties.frequency[:, None]
+    rows -= present * penalties.presence[:, None]
     return rows
 
 
-def _penalize(rows: torch.Tensor, places: torch.Tensor, penalties: Penalties) -> None:
-    num, vocab = len(places), rows.shape[1]
-    counts = torch.zeros(num, vocab)
-    at = (torch.from_numpy(penalties.output.draws), torch.from_numpy(penalties.output.token_ids))
-    counts.index_put_(at, torch.ones(len(at[0])), accumulate=True)
-    seen = counts > 0
-    present = seen.clone()
-    seen[torch.from_numpy(penalties.prompt.draws), torch.from_numpy(penalties.prompt.token_ids)] = True
-    logits = rows[places]
-    repetition = torch.from_numpy(penalties.repetition)[:, None]
-    logits = torch.where(seen, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
-    logits -= counts * torch.from_numpy(penalties.frequency)[:, None]
-    logits -= present * torch.from_numpy(penalties.presence)[:, None]
-    rows[places] = logits
-
-
-def _draw_into(output: SamplerOutput, rows: torch.Tensor, batch: SamplingBatch, draws: Ints | None, error: str) -> None:
+def _draw_into(output: SamplerOutput, rows: Floats, batch: SamplingBatch, draws: Ints | None, error: str) -> None:
     """Draws from rows [n, vocab]; `draws` [n] says whose they are, None means all in order."""
-    array = rows.numpy()
-    best = array.argmax(axis=1)  # the first of equal ones; the place of a NaN, if there is one
-    maxima = np.take_along_axis(array, best[:, None], axis=1)[:, 0]
+    best = rows.argmax(axis=1)  # the first of equal ones; the place of a NaN, if there is one
+    maxima = rows[np.arange(len(rows)), best]
     finite = np.isfinite(maxima)
     temperature = batch.temperature if draws is None else batch.temperature[draws]
     random = np.flatnonzero(finite & (temperature > 0))
     tokens = best
     if random.size:
         chosen = random if draws is None else draws[random]
-        picked = rows if random.size == len(array) else rows.index_select(0, torch.from_numpy(random))
+        picked = rows if random.size == len(rows) else rows[random]
         tokens[random] = _draw_random(picked, maxima[random], batch, chosen)
     if not finite.all():
         tokens[~finite] = 0
@@ -216,66 +214,62 @@ def _draw_into(output: SamplerOutput, rows: torch.Tensor, batch: SamplingBatch, 
         output.token_ids[draws] = tokens
 
 
-def _draw_random(rows: torch.Tensor, maxima: Floats, batch: SamplingBatch, draws: Ints) -> Ints:
+def _draw_random(rows: Floats, maxima: Floats, batch: SamplingBatch, draws: Ints) -> Ints:
     """rows [n, vocab], left as they are, with their largest values [n]; all temperatures above 0."""
     num, vocab = rows.shape
-    padded = -(-vocab // _CHUNK) * _CHUNK
-    weights = torch.empty(num, padded)
-    weights[:, vocab:] = 0
+    weights = np.zeros((num, -(-vocab // _CHUNK) * _CHUNK), np.float32)
     inner = weights[:, :vocab]
-    torch.sub(rows, torch.from_numpy(maxima)[:, None], out=inner)
-    # A float32 division by a tiny temperature may reach -inf, whose weight is 0; never NaN, for the maximum gives 0.
-    inner.div_(torch.from_numpy(batch.temperature[draws])[:, None])
+    np.subtract(rows, maxima[:, None], out=inner)
+    # A tiny temperature may reach -inf, whose weight is 0; never NaN, for the best token's 0 stays 0.
+    with np.errstate(over="ignore"):
+        np.divide(inner, batch.temperature[draws][:, None], out=inner)
     top_k = batch.top_k[draws]
-    limited = np.flatnonzero((top_k > 0) & (top_k < vocab))
-    if limited.size:
-        _keep_top_k(inner, limited, top_k[limited])
-    inner.exp_()
-    sums = weights.view(num, padded // _CHUNK, _CHUNK).sum(dim=-1)
-    pivots = _pivots(inner, sums, batch, draws)
-    if pivots is not None:
-        inner.masked_fill_(inner < torch.from_numpy(pivots)[:, None], 0)
-        sums = weights.view(num, padded // _CHUNK, _CHUNK).sum(dim=-1)
+    for row in np.flatnonzero((top_k > 0) & (top_k < vocab)).tolist():
+        inner[row, inner[row] < _kth_largest(inner[row], int(top_k[row]))] = -np.inf
+    with np.errstate(under="ignore"):
+        np.exp(inner, out=inner)
+    sums = weights.reshape(num, -1, _CHUNK).sum(axis=-1)
+    if _truncate(inner, sums, batch.top_p[draws], batch.min_p[draws]):
+        sums = weights.reshape(num, -1, _CHUNK).sum(axis=-1)
     uniform = uniforms(batch.seeds[draws], batch.positions[draws], batch.sample_indices[draws])
-    return _inverse_cdf(weights.numpy(), sums.numpy(), uniform)
+    return _inverse_cdf(weights, sums, uniform)
 
 
-def _keep_top_k(rows: torch.Tensor, limited: Ints, top_k: Ints) -> None:
-    at = torch.from_numpy(limited)
-    some = rows.index_select(0, at)
-    best = some.topk(int(top_k.max()), dim=-1, sorted=True).values
-    pivot = best.gather(1, torch.from_numpy(top_k - 1)[:, None])
-    rows[at] = some.masked_fill_(some < pivot, float("-inf"))
+def _kth_largest(row: Floats, k: int) -> np.float32:
+    """Of k chunks' largest values the least is no more than the k-th largest of all: few values need looking at."""
+    chunks = len(row) // _CHUNK
+    if k <= chunks:
+        largest = row[: chunks * _CHUNK].reshape(chunks, _CHUNK).max(axis=1)
+        row = row[row >= np.partition(largest, chunks - k)[chunks - k]]
+    found: np.float32 = np.partition(row, len(row) - k)[len(row) - k]
+    return found
 
 
-def _pivots(weights: torch.Tensor, sums: torch.Tensor, batch: SamplingBatch, draws: Ints) -> Floats | None:
-    """The smallest weight that top-p and min-p keep, for each row; None: no row uses them. The largest weight is 1."""
-    top_p, min_p = batch.top_p[draws], batch.min_p[draws]
+def _truncate(weights: Floats, sums: Floats, top_p: Floats, min_p: Floats) -> bool:
+    """top-p and min-p, as thresholds on weights [n, vocab] of which the largest is 1; False if no row uses them."""
     nucleus = np.flatnonzero(top_p < 1)
     if nucleus.size == 0 and not min_p.any():
-        return None
-    pivots = min_p.astype(np.float32, copy=True)
-    if nucleus.size:
-        masses = sums.numpy()[nucleus].sum(axis=1, dtype=np.float64) * top_p[nucleus]
-        found = _nucleus_pivots(weights.index_select(0, torch.from_numpy(nucleus)), masses)
-        pivots[nucleus] = np.maximum(pivots[nucleus], found)
-    return pivots
+        return False
+    pivots = np.minimum(min_p, np.float32(1))
+    for row in nucleus.tolist():
+        mass = sums[row].sum(dtype=np.float64) * float(top_p[row])
+        pivots[row] = max(pivots[row], _nucleus_pivot(weights[row], mass))
+    for row in np.flatnonzero(pivots > 0).tolist():
+        weights[row, weights[row] < pivots[row]] = 0
+    return True
 
 
-def _nucleus_pivots(weights: torch.Tensor, masses: npt.NDArray[np.float64]) -> Floats:
-    """The weight at which the running sum from the largest on reaches the mass: weights [n, vocab], masses [n]."""
-    vocab = weights.shape[1]
-    few = min(_FEW, vocab)
-    best = weights.topk(few, dim=-1, sorted=True).values.numpy()
-    running = best.cumsum(axis=1, dtype=np.float64)
-    pivots: Floats = best[np.arange(len(best)), np.minimum((running < masses[:, None]).sum(axis=1), few - 1)]
-    beyond = np.flatnonzero(running[:, -1] < masses)
-    if few < vocab and beyond.size:
-        every = np.sort(weights.numpy()[beyond], axis=1)[:, ::-1]
-        running = every.cumsum(axis=1, dtype=np.float64)
-        index = np.minimum((running < masses[beyond, None]).sum(axis=1), vocab - 1)
-        pivots[beyond] = every[np.arange(len(beyond)), index]
-    return pivots
+def _nucleus_pivot(weights: Floats, mass: float) -> np.float32:
+    """The weight [vocab] at which the running sum from the largest on reaches the mass."""
+    pivot: np.float32
+    for least in (_LIKELY, np.float32(0)):
+        falling = np.sort(weights[weights >= least])[::-1]
+        running = falling.cumsum(dtype=np.float64)
+        if running[-1] >= mass:
+            pivot = falling[np.searchsorted(running, mass)]
+            return pivot
+    pivot = falling[-1]
+    return pivot
 
 
 def _inverse_cdf(weights: Floats, sums: Floats, uniform: npt.NDArray[np.float64]) -> Ints:
@@ -295,10 +289,9 @@ def _inverse_cdf(weights: Floats, sums: Floats, uniform: npt.NDArray[np.float64]
     return token_ids
 
 
-def _report(output: SamplerOutput, logits: torch.Tensor, batch: SamplingBatch) -> None:
+def _report(output: SamplerOutput, logits: Floats, batch: SamplingBatch) -> None:
     def row(draw: int) -> Floats:
-        index = draw if batch.logits_rows is None else int(batch.logits_rows[draw])
-        values: Floats = logits[index].numpy()
+        values: Floats = logits[draw if batch.logits_rows is None else batch.logits_rows[draw]]
         return values
 
     for draw, num_top in batch.logprobs:

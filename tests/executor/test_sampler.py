@@ -130,11 +130,12 @@ def test_min_p_is_relative_to_the_best() -> None:
     assert support(logits, min_p=0.61) == {0}
 
 
-def test_top_p_beyond_the_tokens_sorted_first_is_found_too() -> None:
-    flat = torch.zeros(1, 5000)
-    flat[0, :2500] = 1e-4
-    seen = {int(sample(flat, batch_of([create_new(1, [0], [1], seed=s, temperature=1.0, top_p=0.4)], 5000)).token_ids[0])
-            for s in range(300)}  # fmt: skip
+def test_top_p_counts_unlikely_tokens_where_the_likely_ones_do_not_make_it_up() -> None:
+    flat = torch.full((1, 5000), -12.0)
+    flat[0, :2500] = -11.9
+    flat[0, 0] = -1.9
+    new = [create_new(seed + 1, [0], [1], seed=seed, temperature=1.0, top_p=0.9) for seed in range(300)]
+    seen = set(sample(flat.expand(300, -1), batch_of(new, 5000)).token_ids.tolist())
     assert max(seen) < 2500
     assert max(seen) > 2000
 

@@ -23,6 +23,7 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
         self._ref_cnt = [0] * num_blocks
         self._hash_of: list[bytes | None] = [None] * num_blocks
+        self._parent_of: list[bytes] = [b""] * num_blocks  # hash of what a hashed block was computed on
         self._writer_of = [0] * num_blocks  # sequence that computed a hashed block
         self._block_of: dict[bytes, int] = {}  # the index: one block for each hash
 
@@ -61,10 +62,11 @@ class BlockPool:
     def lookup(self, block_hash: bytes) -> int | None:
         return self._block_of.get(block_hash)
 
-    def index(self, block_id: int, block_hash: bytes, writer: int) -> None:
+    def index(self, block_id: int, block_hash: bytes, parent: bytes, writer: int) -> None:
         """Lets the block be found by its hash. Where another block has it already, that one stays."""
         if self._hash_of[block_id] is None and block_hash not in self._block_of:
             self._hash_of[block_id] = block_hash
+            self._parent_of[block_id] = parent
             self._writer_of[block_id] = writer
             self._block_of[block_hash] = block_id
 
@@ -78,6 +80,21 @@ class BlockPool:
         if block_hash is not None:
             del self._block_of[block_hash]
             self._hash_of[block_id] = None
+
+    def forget_built_on(self, block_hashes: Iterable[bytes]) -> set[int]:
+        """Takes every block out of the index whose chain passes through one of the hashes, which are known to nobody
+        any more; returns those blocks. Looks at the whole index: for rare events."""
+        children: dict[bytes, list[int]] = {}
+        for block_id in self._block_of.values():
+            children.setdefault(self._parent_of[block_id], []).append(block_id)
+        found: set[int] = set()
+        parents = list(block_hashes)
+        while parents:
+            for block_id in children.pop(parents.pop(), ()):
+                parents.append(self._hash_of[block_id] or b"")
+                self.forget(block_id)
+                found.add(block_id)
+        return found
 
     def hash_of(self, block_id: int) -> bytes | None:
         return self._hash_of[block_id]

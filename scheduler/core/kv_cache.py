@@ -165,18 +165,22 @@ class KVCache:
             return
         self._extend_hashes(sequence)
         for index in range(start // self.block_size, end // self.block_size):
-            self.pool.index(sequence.block_table[index], sequence.block_hashes[index], sequence.sequence_id)
+            parent = sequence.block_hashes[index - 1] if index else b""
+            self.pool.index(sequence.block_table[index], sequence.block_hashes[index], parent, sequence.sequence_id)
 
     def forget_computed_by(self, sequence: Sequence) -> set[int]:
-        """Takes every block that the sequence computed, in this generation or before, out of the index; returns those
-        blocks and the ones it fills now: whoever holds one must not build on it."""
+        """Takes every block that the sequence computed, in this generation or before, out of the index, and with it
+        what others computed on such a block; returns those blocks and the ones the sequence fills now: whoever holds
+        one must not build on it."""
         bad = set(sequence.block_table[sequence.num_adopted_blocks :])
+        hashes = []
         for block_hash in sequence.block_hashes:
             block_id = self.pool.lookup(block_hash)
             if block_id is not None and self.pool.writer(block_id) == sequence.sequence_id:
                 self.pool.forget(block_id)
                 bad.add(block_id)
-        return bad
+                hashes.append(block_hash)
+        return bad | self.pool.forget_built_on(hashes) if hashes else bad
 
     def _extend_hashes(self, sequence: Sequence) -> None:
         known = len(sequence.token_ids) // self.block_size

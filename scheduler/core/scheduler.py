@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from scheduler.core.beam import BeamSearch, Continuation
+from scheduler.core.beam import BeamSearch, Candidates, Continuation
 from scheduler.core.block_hash import hash_chain
 from scheduler.core.kv_cache import KVCache
 from scheduler.core.plan import BatchPlan, Copy, Fork, NewSequence, PromptLogprobs, StepResult, TableUpdate, TokenEvent
@@ -174,15 +174,12 @@ class Scheduler:
 
     def check_fits(self, request: Request) -> None:
         """Raises DoesNotFit for what no state of this executor could run."""
-        length, width = len(request.prompt_token_ids), request.beam_width or len(request.sequence_ids)
+        length = len(request.prompt_token_ids) + len(request.output_token_ids)
+        width = request.beam_width or len(request.sequence_ids)
         if length + 1 > self.config.max_model_len:
-            raise DoesNotFit(
-                f"{length} prompt tokens leave no room for output in max_model_len {self.config.max_model_len}"
-            )
+            raise DoesNotFit(f"{length} tokens leave no room for output in max_model_len {self.config.max_model_len}")
         if length + 1 > self._kv.capacity:
-            raise DoesNotFit(
-                f"{length} prompt tokens leave no room for output in a KV cache of {self._kv.capacity} tokens"
-            )
+            raise DoesNotFit(f"{length} tokens leave no room for output in a KV cache of {self._kv.capacity} tokens")
         if width > self.config.max_num_seqs:
             raise DoesNotFit(f"{width} outputs at once exceed max_num_seqs {self.config.max_num_seqs}")
         if request.beam_width is not None:
@@ -324,8 +321,10 @@ class Scheduler:
                 self._kv.settle(sequence, row.pending)
             if sequence.status is Status.FINISHED or row.generation < sequence.valid_from:
                 continue
-            error = result.errors.get(row.sequence_id) or (row.parent_id and result.errors.get(row.parent_id))
-            if error:
+            error = result.errors.get(row.sequence_id)
+            if error is None and row.parent_id is not None:
+                error = result.errors.get(row.parent_id)
+            if error is not None:
                 self._fail(sequence, error, events)
                 continue
             if row.generation == sequence.generation:
@@ -334,12 +333,12 @@ class Scheduler:
                 self._tell_prompt_logprobs(sequence, result, events)
             if not row.samples:
                 continue
-            if sequence.beam is not None:
-                self._take_candidates(sequence, result, events)
-            elif row.sequence_id in tokens:
+            if sequence.beam is None and row.sequence_id in tokens:
                 self._append(sequence, tokens[row.sequence_id], result, events)
-            else:
-                raise ProtocolError(f"the result of step {result.step_id} has no token of sequence {row.sequence_id}")
+            elif sequence.beam is not None and row.sequence_id in result.candidates:
+                self._take_candidates(sequence, result.candidates[row.sequence_id], events)
+            else:  # not an exception: what this result brought to others must still be told
+                self._fail(sequence, f"the executor's answer to step {result.step_id} passes it over", events)
         return events
 
     # Running sequences.
@@ -492,11 +491,12 @@ class Scheduler:
 
     def _fits_whole(self, sequence: Sequence, prefix: list[int]) -> bool:
         """There are blocks for the whole known sequence, besides those promised to running ones and one more for each
-        of them, so that what is computed now is not thrown away in the next steps. Alone, it always fits."""
+        of them, so that what is computed now is not thrown away in the next steps. Alone, it always fits. Hypotheses
+        of its own search take nothing before it has reported: to keep blocks for them could make it wait forever."""
         if not self._running:
             return True
         needed = self._kv.num_blocks_of(sequence.num_tokens) - len(prefix) + self._kv.num_free_among(prefix)
-        spare = len(self._running) + len(sequence.siblings)
+        spare = sum(s.beam is None or s.beam is not sequence.beam for s in self._running) + len(sequence.siblings)
         return needed + spare + self._promised_blocks() <= self.num_free_blocks
 
     def _promised_blocks(self) -> int:
@@ -634,15 +634,10 @@ class Scheduler:
 
     # Beams.
 
-    def _take_candidates(self, sequence: Sequence, result: StepResult, events: list[TokenEvent]) -> None:
+    def _take_candidates(self, sequence: Sequence, candidates: Candidates, events: list[TokenEvent]) -> None:
         """A hypothesis reported; with the last one of its search, the search takes a step."""
         beam = sequence.beam
         assert beam is not None
-        candidates = result.candidates.get(sequence.sequence_id)
-        if candidates is None:
-            raise ProtocolError(
-                f"the result of step {result.step_id} has no candidates of sequence {sequence.sequence_id}"
-            )
         beam.candidates[sequence.sequence_id] = candidates
         if not beam.complete:
             return

@@ -42,7 +42,9 @@ async def serving(engine: FakeEngine | None = None, **config: object) -> AsyncIt
     server = Server(SchedulerConfig(executors=("fake:1",), **settings), engine)  # type: ignore[arg-type]
     await server.start()
     over = asyncio.create_task(server.run())
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+    # Without the probe the flow-control window stays at 64 KB, so that a reader that waits is soon felt.
+    options = [("grpc.http2.bdp_probe", 0)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=options) as channel:
         yield Running(engine, server, channel, GenerationStub(channel), over)
         for ticket in engine.tickets:
             engine.abort(ticket)
@@ -61,6 +63,14 @@ def make_request(**fields: object) -> pb.GenerateRequest:
     if not {"text", "token_ids", "chat"} & set(fields):
         fields["token_ids"] = pb.TokenIds(ids=text_ids("Hello"))
     return pb.GenerateRequest(**fields)  # type: ignore[arg-type]
+
+
+async def rest(call: grpc.aio.UnaryStreamCall) -> list[pb.GenerateResponse]:
+    """What comes after the messages that were read one by one."""
+    messages = []
+    while (message := await call.read()) is not grpc.aio.EOF:
+        messages.append(message)
+    return messages
 
 
 def text_of(messages: list[pb.GenerateResponse], index: int = 0) -> str:

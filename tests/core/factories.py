@@ -15,14 +15,14 @@ POISON = -1
 
 
 def create_core(ids: Callable[[], int] | None = None, **overrides: object) -> Scheduler:
-    settings: dict[str, object] = dict(
-        num_blocks=101,
-        block_size=4,
-        max_num_seqs=16,
-        max_num_batched_tokens=64,
-        max_model_len=128,
-        pipeline_depth=1,
-    )
+    settings: dict[str, object] = {
+        "num_blocks": 101,
+        "block_size": 4,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 64,
+        "max_model_len": 128,
+        "pipeline_depth": 1,
+    }
     return Scheduler(CoreConfig(**(settings | overrides)), ids or itertools.count(1_000_000).__next__)  # type: ignore[arg-type]
 
 
@@ -35,13 +35,13 @@ def create_request(
     **overrides: object,
 ) -> Request:
     sampling = overrides.pop("sampling", None) or SamplingParams(stop_token_ids=frozenset(stop))
-    settings: dict[str, object] = dict(
-        sequence_ids=tuple(range(sequence_id, sequence_id + n)),
-        prompt_token_ids=tuple(prompt),
-        max_tokens=8,
-        sampling=sampling,
-        arrival=sequence_id,
-    )
+    settings: dict[str, object] = {
+        "sequence_ids": tuple(range(sequence_id, sequence_id + n)),
+        "prompt_token_ids": tuple(prompt),
+        "max_tokens": 8,
+        "sampling": sampling,
+        "arrival": sequence_id,
+    }
     return Request(**(settings | overrides))  # type: ignore[arg-type]
 
 
@@ -241,6 +241,14 @@ class Driver:
                 assert not self.core.has_work, "work is left, and nothing is planned"
                 return count
         raise AssertionError(f"still at work after {max_steps} steps")
+
+
+def force_preemption(core: Scheduler, sequence_id: int) -> None:
+    """Takes a running sequence's blocks as if the pool had run dry."""
+    sequence = core.sequence(sequence_id)
+    assert sequence is not None
+    core._preempt(sequence)
+    core.check_integrity()
 
 
 def create_driver(**overrides: object) -> Driver:

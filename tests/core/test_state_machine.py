@@ -36,15 +36,15 @@ class CoreMachine(RuleBasedStateMachine):
     )
     def start(self, block_size, num_blocks, depth, max_num_seqs, extra_tokens, prefix_caching):
         self.ids = itertools.count(1).__next__
-        self.settings = dict(
-            block_size=block_size,
-            num_blocks=num_blocks,
-            pipeline_depth=depth,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_seqs + extra_tokens,
-            max_model_len=24,
-            prefix_caching=prefix_caching,
-        )
+        self.settings = {
+            "block_size": block_size,
+            "num_blocks": num_blocks,
+            "pipeline_depth": depth,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_seqs + extra_tokens,
+            "max_model_len": 24,
+            "prefix_caching": prefix_caching,
+        }
         self.expected: dict[int, list[int]] = {}
         self.told: dict[int, list[int]] = {}
         self.first_id: dict[int, int] = {}  # current id -> the id first given

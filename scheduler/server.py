@@ -22,6 +22,7 @@ from octavo.v1 import generation_pb2
 from octavo.v1.generation_pb2_grpc import add_GenerationServicer_to_server
 
 from scheduler.config import SchedulerConfig
+from scheduler.malformed import RefuseMalformed
 from scheduler.metrics import Metrics
 from scheduler.outputs import ExecutorLost, ServingEngine, TicketT
 from scheduler.readiness import Readiness
@@ -60,7 +61,7 @@ class Server:
         self._metrics = metrics
         self._stop = asyncio.Event()
         self.port = 0  # listened on, once `start` returned
-        self._server = grpc.aio.server(options=_channel_options(config))
+        self._server = grpc.aio.server(interceptors=[RefuseMalformed()], options=_channel_options(config))
         add_GenerationServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._readiness.servicer, self._server)
         if config.reflection:

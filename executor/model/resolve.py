@@ -34,10 +34,9 @@ def resolve_model(model: str, cache_dir: Path, progress: Callable[[str], None]) 
     Raises ModelNotFound with everything that was tried, UnsupportedModel, or BrokenModel.
     """
     if model == demo.NAME:
-        cache_dir.mkdir(parents=True, exist_ok=True)
         return ResolvedModel("SmolLM2-135M-Instruct", demo.demo_model(cache_dir, progress))
     path = Path(model).expanduser()
-    if path.is_dir():
+    if model and path.is_dir():  # the empty name is no name of the working directory
         if not (path / "config.json").is_file():
             raise BrokenModel(f"the directory {path} holds no config.json")
         return ResolvedModel(path.resolve().name, path.resolve())

@@ -3,9 +3,9 @@
 Products run in tiles of ROW_TILE rows, always full: the library picks its kernel and its order of summation by the
 shape, so the shape never varies, and a kernel that treats all rows of a full tile alike does the rest. Attention reads
 K and V in partitions of PARTITION keys counted from position 0, always full, and merges them in order: whether a
-position is computed in a prefill, in a chunk of one or alone, it sums the same numbers in the same order. A partition that a query
-does not see changes nothing, exactly: its weights are 0 and its rescaling is 1. Elementwise ops use only instructions
-that are correctly rounded, and exp, which gives the same bits wherever an element stands.
+position is computed in a prefill, in a chunk of one or alone, it sums the same numbers in the same order. A partition
+that a query does not see changes nothing, exactly: its weights are 0 and its rescaling is 1. Elementwise ops use only
+instructions that are correctly rounded, and exp, which gives the same bits wherever an element stands.
 """
 
 from __future__ import annotations

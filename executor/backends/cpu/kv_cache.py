@@ -6,8 +6,10 @@ nothing of who holds which block.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from executor.backends.base import KVCacheSpec, OutOfMemory
@@ -19,9 +21,9 @@ class KVCache:
     def __init__(self, spec: KVCacheSpec) -> None:
         shape = (spec.num_blocks, spec.num_kv_heads, spec.block_size, spec.head_size)
         try:
-            self.keys = [torch.zeros(shape, dtype=spec.dtype) for _ in range(spec.num_layers)]
-            self.values = [torch.zeros(shape, dtype=spec.dtype) for _ in range(spec.num_layers)]
-        except RuntimeError as error:
+            self.keys = [_zeros(shape, spec.dtype) for _ in range(spec.num_layers)]
+            self.values = [_zeros(shape, spec.dtype) for _ in range(spec.num_layers)]
+        except MemoryError as error:
             size = spec.num_blocks * spec.bytes_per_block
             raise OutOfMemory(f"a K/V cache of {spec.num_blocks} blocks needs {size} bytes: {error}") from error
         self.spec = spec
@@ -56,3 +58,8 @@ class KVCache:
         source, destination = torch.tensor(sources), torch.tensor(destinations)
         for cache in (*self.keys, *self.values):
             cache.index_copy_(0, destination, cache.index_select(0, source))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros whose pages the kernel provides when they are first written; torch's own would touch them all at once."""
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)

@@ -28,7 +28,7 @@ def kv_cache_blocks(
     bytes_per_block: int,
     memory: int | None = None,
     share: float = DEFAULT_SHARE,
-    files: SystemFiles = SystemFiles(),  # noqa: B008: frozen
+    files: SystemFiles = SystemFiles(),
 ) -> int:
     """Blocks that fit into `memory` bytes, or into a share of what is available.
 
@@ -46,7 +46,7 @@ def kv_cache_blocks(
     return budget // bytes_per_block
 
 
-def available_memory(files: SystemFiles = SystemFiles()) -> int:  # noqa: B008: frozen
+def available_memory(files: SystemFiles = SystemFiles()) -> int:
     """Bytes that this process may still take: the machine's, or what its control groups leave if that is less."""
     return max(0, min([_machine(files), *_cgroups(files)]))
 

@@ -1,0 +1,177 @@
+"""Converting GGUF files: names, the order of q and k rows, values of every stored format, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from executor.backends.cpu.backend import CpuBackend
+from executor.model import gguf as conversion
+from executor.model.errors import BrokenModel, UnsupportedModel
+from executor.model.weights import Weights
+from tests.executor.model.factories import (
+    PagedModel,
+    TinyModel,
+    create_tiny_model,
+    load,
+    random_tokens,
+    write_tokenizer,
+)
+
+LAYER_NAMES = {ours: theirs for theirs, ours in conversion.LAYER_TENSORS.items()}
+NAMES = {ours: theirs for theirs, ours in conversion.TENSORS.items()}
+
+
+def gguf_name(name: str) -> str:
+    stem, _, suffix = name.rpartition(".")
+    if stem in NAMES:
+        return f"{NAMES[stem]}.{suffix}"
+    layer, _, part = stem.removeprefix("model.layers.").partition(".")
+    return f"blk.{layer}.{LAYER_NAMES[part]}.{suffix}"
+
+
+def permute(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """As the format's own converter does it for the llama architecture: halves of a head to pairs of neighbours."""
+    halves = tensor.reshape(num_heads, 2, tensor.shape[0] // num_heads // 2, *tensor.shape[1:])
+    return halves.transpose(1, 2).reshape(tensor.shape)
+
+
+def write_gguf(
+    path: Path, model: TinyModel, architecture: str, quantization: gguf.GGMLQuantizationType | None = None
+) -> None:
+    config = model.reference.config
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    for name, tensor in model.reference.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        stored = gguf_name(name)
+        part = stored.split(".")[-2]
+        if architecture == "llama" and part in heads:
+            tensor = permute(tensor, heads[part])
+        if quantization is not None and tensor.ndim == 2:
+            writer.add_tensor(stored, gguf.quantize(tensor.numpy(), quantization), raw_dtype=quantization)
+        else:
+            writer.add_tensor(stored, tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture(autouse=True)
+def tokenizer_of_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokenizer's conversion is transformers' own; the demo model's tests go through it."""
+    monkeypatch.setattr(conversion, "_write_tokenizer", lambda path, directory: write_tokenizer(directory))
+
+
+def convert(path: Path, directory: Path) -> Path:
+    directory.mkdir()
+    conversion.convert(path, directory, lambda message: None)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture"),
+    [("llama", "llama"), ("llama-biases", "llama"), ("qwen2", "qwen2"), ("qwen3", "qwen3")],
+)
+def test_a_converted_file_gives_the_models_logits(
+    tiny_models: dict[str, TinyModel], tmp_path: Path, kind: str, architecture: str
+) -> None:
+    """Rows of q and k come back to their order for llama, and stay where they are for qwen."""
+    model = tiny_models[kind]
+    write_gguf(tmp_path / "model.gguf", model, architecture)
+    directory = convert(tmp_path / "model.gguf", tmp_path / "converted")
+    backend = CpuBackend()
+    tokens = random_tokens(30)
+    logits = PagedModel(load(directory, tmp_path, backend), backend).run(tokens, 30)
+    torch.testing.assert_close(logits, model.reference_logits(tokens), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_tensors_are_those_of_the_model_bit_for_bit(
+    tiny_models: dict[str, TinyModel], tmp_path: Path, architecture: str
+) -> None:
+    model = tiny_models[architecture]
+    write_gguf(tmp_path / "model.gguf", model, architecture)
+    weights = Weights(convert(tmp_path / "model.gguf", tmp_path / "converted"))
+    state = model.reference.state_dict()
+    assert all(torch.equal(weights.read(name), state[name]) for name in weights)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "dtype"),
+    [("Q4_1", torch.float32), ("Q8_0", torch.float32), ("F16", torch.float16), ("BF16", torch.bfloat16)],
+)
+def test_stored_values_are_kept_exactly(
+    tiny_models: dict[str, TinyModel], tmp_path: Path, quantization: str, dtype: torch.dtype
+) -> None:
+    kind = gguf.GGMLQuantizationType[quantization]
+    write_gguf(tmp_path / "model.gguf", tiny_models["qwen2"], "qwen2", kind)
+    read = Weights(convert(tmp_path / "model.gguf", tmp_path / "converted")).read("model.layers.0.mlp.up_proj.weight")
+    original = tiny_models["qwen2"].reference.state_dict()["model.layers.0.mlp.up_proj.weight"]
+    expected = gguf.dequantize(gguf.quantize(original.numpy(), kind), kind)
+    assert read.dtype == dtype
+    assert np.array_equal(read.float().numpy(), expected)
+
+
+def test_large_models_are_written_in_shards(
+    tiny_models: dict[str, TinyModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversion, "MAX_SHARD_BYTES", 100_000)
+    write_gguf(tmp_path / "model.gguf", tiny_models["qwen2"], "qwen2")
+    directory = convert(tmp_path / "model.gguf", tmp_path / "converted")
+    assert len(list(directory.glob("model-*.safetensors"))) > 2
+    assert list(Weights(directory)) == sorted(tiny_models["qwen2"].reference.state_dict())
+
+
+def test_end_tokens_and_ties_come_from_the_file(tiny_models: dict[str, TinyModel], tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", tiny_models["llama"], "llama")
+    model = load(convert(tmp_path / "model.gguf", tmp_path / "converted"), tmp_path)
+    assert (model.eos_token_ids, model.config.tie_word_embeddings) == ((2,), True)
+
+
+def test_stored_rotary_factors_divide_the_frequencies(tmp_path: Path) -> None:
+    """Llama 3.1's scaling comes as a tensor of factors."""
+    model = create_tiny_model(tmp_path / "plain")
+    write_gguf(tmp_path / "model.gguf", model, "llama")
+    factors = [1.0, 1.0, 1.5, 2.0, 4.0, 8.0, 8.0, 8.0]
+    rope = conversion._rope(
+        conversion._Metadata(gguf.GGUFReader(tmp_path / "model.gguf")), {"rope_freqs.weight": _Stored(factors)}
+    )
+    assert rope["short_factor"] == rope["long_factor"] == factors
+    assert (rope["rope_type"], rope["attention_factor"]) == ("longrope", 1.0)
+
+
+class _Stored:
+    """As much of a stored tensor as is read of it."""
+
+    def __init__(self, values: list[float]) -> None:
+        self.data = np.array(values, np.float32)
+
+
+def test_an_unknown_architecture_is_refused_by_name(tiny_models: dict[str, TinyModel], tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", tiny_models["qwen2"], "rwkv7")
+    with pytest.raises(UnsupportedModel, match="GGUF architecture 'rwkv7' is not known"):
+        convert(tmp_path / "model.gguf", tmp_path / "converted")
+
+
+def test_a_file_that_is_no_gguf_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"something else entirely")
+    with pytest.raises(BrokenModel, match=r"cannot read .*model\.gguf"):
+        convert(tmp_path / "model.gguf", tmp_path / "converted")

@@ -119,7 +119,8 @@ class FakeExecutor:
         assert not sources & destinations
         assert len(destinations) == len(plan.copies)
         for copy in plan.copies:
-            self.slots[copy.destination] = list(self.slots[copy.source])
+            # A step that skipped a failed sequence may have left the source unwritten.
+            self.slots[copy.destination] = list(self.slots.get(copy.source, [POISON] * self.block_size))
         assert len(set(plan.row_sequences)) == len(plan.row_sequences)
         return self._run_rows(plan, fail)
 
@@ -132,9 +133,10 @@ class FakeExecutor:
         for sequence_id, count in zip(plan.row_sequences, plan.row_tokens, strict=True):
             known = self.sequences[sequence_id]
             children = [f for f in plan.forks if f.parent == sequence_id]
-            if known.failed:
+            if known.failed:  # skipped, and its children with it
                 for fork in children:
                     self.sequences[fork.child] = replace(known)
+                    errors[fork.child] = "its parent failed"
                 continue
             start, end = known.num_computed, known.num_computed + count
             assert count > 0

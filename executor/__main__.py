@@ -11,14 +11,21 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from executor.config import parse_arguments
+from executor.config import ExecutorConfig, StartupError, parse_arguments
+
+if TYPE_CHECKING:
+    from executor.loading import Loaded
+    from executor.server import Loader
 
 _PR_SET_PDEATHSIG = 1
 
 
-def main() -> int:
-    config = parse_arguments(sys.argv[1:], os.environ)
+def main(arguments: Sequence[str], loader: Loader | None = None) -> int:
+    """Runs the process and returns its exit code. `loader` stands in for the model in tests."""
+    config = parse_arguments(arguments, os.environ)
     if config.exit_with_parent:
         _exit_with_parent()
     os.environ.setdefault("OMP_NUM_THREADS", str(config.num_threads))
@@ -28,16 +35,21 @@ def main() -> int:
 
     import uvloop
 
-    from executor.loading import StartupError
     from executor.log import configure_log
     from executor.server import serve
 
     configure_log(config.log_format, config.log_level)
     try:
-        return uvloop.run(serve(config))
+        return uvloop.run(serve(config, loader or _load))
     except StartupError as error:
         print(f"octavo executor: {error}", file=sys.stderr)
         return 1
+
+
+def _load(config: ExecutorConfig, device_name: str, progress: Callable[[str], None]) -> Loaded:
+    from executor.loading import load
+
+    return load(config, device_name, progress)
 
 
 def _exit_with_parent() -> None:
@@ -48,7 +60,7 @@ def _exit_with_parent() -> None:
         sys.exit(1)
 
 
-def _leave(code: int) -> None:
+def leave(code: int) -> None:
     """Threads that load or compute cannot be stopped, and must not meet an interpreter that is being torn down."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -58,4 +70,4 @@ def _leave(code: int) -> None:
 
 
 if __name__ == "__main__":
-    _leave(main())
+    leave(main(sys.argv[1:]))

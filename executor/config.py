@@ -17,6 +17,10 @@ DEFAULT_MESSAGE_BYTES = 64 << 20
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
+class StartupError(Exception):
+    """The executor cannot start; the message is a sentence for its user."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutorConfig:
     """All settings of one executor process."""

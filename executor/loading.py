@@ -14,7 +14,7 @@ import torch
 
 from executor.backends.base import OutOfMemory
 from executor.backends.cpu.backend import CpuBackend
-from executor.config import ExecutorConfig
+from executor.config import ExecutorConfig, StartupError
 from executor.memory import available_memory
 from executor.model.errors import ModelError
 from executor.model.loader import LoadedModel, dtype_name, load_model
@@ -25,10 +25,6 @@ from executor.served import GenerationDefaults, ServedModel
 
 _DEFAULT_SHARE = 4  # a quarter of what is free
 _DEFAULT_MOST = 2 << 30
-
-
-class StartupError(Exception):
-    """The executor cannot start; the message is for its user."""
 
 
 class Loaded(NamedTuple):

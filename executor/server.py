@@ -2,7 +2,8 @@
 
 Owns the order of things: listen, load on a thread, warm up, be ready, drain, stop. Health answers from the first
 moment: `liveness` is SERVING while the event loop turns, `octavo.v1.Executor` and "" once a warm-up step succeeded and
-until a drain begins. Lines to stdout tell the process that started this one: listening, progress, ready.
+until a drain begins. Lines to stdout tell the process that started this one: listening, progress, ready. Nothing here
+imports torch, which takes seconds: the thread that loads does.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -24,10 +26,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from octavo.v1 import executor_pb2, executor_pb2_grpc
 
-from executor.config import ExecutorConfig, format_address
-from executor.loading import Loaded, StartupError, load
+from executor.config import ExecutorConfig, StartupError, format_address
 from executor.service import ExecutorService, ServiceOptions
 from executor.step_thread import StepThread
+
+if TYPE_CHECKING:
+    from executor.loading import Loaded
 
 SERVICE = executor_pb2.DESCRIPTOR.services_by_name["Executor"].full_name
 LIVENESS = "liveness"
@@ -36,10 +40,10 @@ _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _LAST_WORDS = 1.0  # seconds for statuses to reach the peers at the end
 
-Loader = Callable[[ExecutorConfig, str, Callable[[str], None]], Loaded]
+Loader = Callable[[ExecutorConfig, str, Callable[[str], None]], "Loaded"]
 
 
-async def serve(config: ExecutorConfig, loader: Loader = load) -> int:
+async def serve(config: ExecutorConfig, loader: Loader) -> int:
     """Runs until a signal or the scheduler ends it; returns the exit code. Raises StartupError."""
     return await _Process(config, loader).run()
 
@@ -103,8 +107,11 @@ class _Process:
         def run() -> None:
             try:
                 outcome.set_result(self._loader(self._config, self._device_name, _announce_progress))
-            except BaseException as error:
+            except StartupError as error:
                 outcome.set_exception(error)
+            except BaseException as error:
+                self._log.error("loading failed", exc_info=error)
+                outcome.set_exception(StartupError(f"the model could not be loaded: {type(error).__name__}: {error}"))
 
         threading.Thread(target=run, name="load", daemon=True).start()
         return await asyncio.wrap_future(outcome)

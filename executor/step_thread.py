@@ -12,9 +12,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from executor.plan import BatchPlan, StepResult
-from executor.runner import Runner
+
+if TYPE_CHECKING:
+    from executor.runner import Runner
 
 
 class Ticket:

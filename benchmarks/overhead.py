@@ -1,19 +1,22 @@
 """What Octavo adds to the model: `python -m benchmarks.overhead [--model smollm2] [--json]`.
 
-Starts an executor and a scheduler as processes, as `octavo serve` does, and prints two ratios of one run:
+Starts an executor as a process and runs the scheduler in this one; they talk over the same gRPC stream as ever. Prints,
+of one run:
 
-- first delta: from a request sent (512-token prompt, client connected) to its first delta received, against the model's
-  own forward time for that prompt, which the executor measures;
-- overhead: from a plan sent to its result received, less the model's forward, at 32 sequences and pipeline depth 1,
-  in milliseconds. This engine runs in this process, over the same gRPC stream to the executor's process.
+- first delta: from a request sent by a connected client (512-token prompt) to its first delta received, against the
+  model's own forward time for that prompt, which the executor measures;
+- overhead: from a plan sent to its result received, less the model's forward, at 32 sequences and pipeline depth 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+import logging
 import random
+import socket
 import statistics
 import subprocess
 import sys
@@ -21,13 +24,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from octavo.client import AsyncClient
+import grpc
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from octavo.client import AsyncClient, Delta
 
+from scheduler.config import SchedulerConfig
 from scheduler.core.plan import BatchPlan, StepResult
 from scheduler.core.request import SamplingParams
 from scheduler.engine import Engine, EngineConfig
 from scheduler.executor_client import ExecutorSession
 from scheduler.outputs import Submission
+from scheduler.server import Server
 
 PROMPT_TOKENS = 512
 NUM_SEQUENCES = 32
@@ -38,21 +46,37 @@ REPEATS = 9
 @contextmanager
 def process(module: str, *arguments: str) -> Iterator[str]:
     """Starts a process of Octavo's and yields its address once it is ready."""
+    port = free_port()
     child = subprocess.Popen(
-        [sys.executable, "-m", module, "--port", "0", "--exit-with-parent", *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-m", module, "--port", str(port), "--exit-with-parent", "--log-level", "warning", *arguments],
+        stdout=subprocess.DEVNULL,
     )
-    assert child.stdout is not None
+    address = f"127.0.0.1:{port}"
     try:
-        for line in child.stdout:
-            if " ready address=" in line:
-                yield line.split("address=")[1].strip()
-                return
-        raise SystemExit(f"{module} ended before it was ready")
+        wait_ready(address, child)
+        yield address
     finally:
         child.terminate()
         child.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_ready(address: str, child: subprocess.Popen[bytes]) -> None:
+    """Asks for its health until it serves."""
+    with grpc.insecure_channel(address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        while child.poll() is None:
+            with contextlib.suppress(grpc.RpcError):
+                answer = health.Check(health_pb2.HealthCheckRequest(), timeout=1)
+                if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                    return
+            time.sleep(0.1)
+    raise SystemExit(f"{child.args[2]} ended before it was ready")  # type: ignore[index]
 
 
 class Stopwatch:
@@ -111,42 +135,39 @@ async def measure_overhead(executor: str) -> dict[str, float]:
     }
 
 
-async def measure_prefill(executor: str) -> float:
-    """Seconds of forward for the prompt, median of REPEATS."""
-    engine = Engine(EngineConfig(executor, pipeline_depth=1, prefix_caching=False))
-    running = asyncio.create_task(engine.run())
+async def measure_first_delta(executor: str) -> dict[str, float]:
+    """Medians over REPEATS requests, each delta paired with the forward time of its own prompt."""
+    engine = Engine(EngineConfig(executor, prefix_caching=False))
+    server = Server(SchedulerConfig(executors=(executor,), port=0), engine)
+    await server.start()
+    serving = asyncio.create_task(server.run())
     while not engine.ready:
         await asyncio.sleep(0.05)
     watch = Stopwatch()
     watch.watch(engine)
-    r = random.Random(1)
-    times = []
-    for _ in range(REPEATS):
-        watch.steps.clear()
-        prompt = tuple(r.randrange(100, 10_000) for _ in range(PROMPT_TOKENS))
-        async for _ in engine.submit(
-            Submission(prompt, 1, None, 1, SamplingParams(temperature=0.0), 0, "", 60.0, "default")
-        ):
-            pass
-        times.append(sum(forward for _, _, forward in watch.steps))
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
-    return statistics.median(times)
-
-
-async def measure_first_delta(address: str) -> float:
-    """Seconds to the first delta, median of REPEATS."""
     r = random.Random(2)
-    times = []
-    async with AsyncClient(address) as client:
+    pairs = []
+    async with AsyncClient(f"127.0.0.1:{server.port}") as client:
         for _ in range(REPEATS + 1):
+            watch.steps.clear()
             prompt = [r.randrange(100, 10_000) for _ in range(PROMPT_TOKENS)]
             start = time.perf_counter()
-            async for event in client.generate(token_ids=prompt, max_tokens=2, temperature=0, ignore_eos=True):
-                if type(event).__name__ == "Delta":
-                    times.append(time.perf_counter() - start)
-                    break
-    return statistics.median(times[1:])  # the first one connects
+            async for event in client.generate(token_ids=prompt, max_tokens=1, temperature=0, ignore_eos=True):
+                if isinstance(event, Delta):
+                    delta = time.perf_counter() - start
+            pairs.append((delta, sum(forward for _, _, forward in watch.steps)))
+    server.stop()
+    await serving
+    pairs = pairs[1:]  # the first one connects
+    return {
+        "prefill_ms": statistics.median(forward for _, forward in pairs) * 1e3,
+        "first_delta_ms": statistics.median(delta for delta, _ in pairs) * 1e3,
+        "first_delta_ratio": statistics.median(delta / forward for delta, forward in pairs),
+    }
+
+
+async def measure(executor: str) -> dict[str, float]:
+    return await measure_overhead(executor) | await measure_first_delta(executor)
 
 
 def main() -> None:
@@ -155,14 +176,11 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     arguments = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     with process(
         "executor", "--model", arguments.model, "--dtype", arguments.dtype, "--max-num-batched-tokens", "1024"
     ) as executor:
-        figures = asyncio.run(measure_overhead(executor))
-        figures["prefill_ms"] = asyncio.run(measure_prefill(executor)) * 1e3
-        with process("scheduler", "--executor", executor, "--no-prefix-caching") as scheduler:
-            figures["first_delta_ms"] = asyncio.run(measure_first_delta(scheduler)) * 1e3
-    figures["first_delta_ratio"] = figures["first_delta_ms"] / figures["prefill_ms"]
+        figures = asyncio.run(measure(executor))
     if arguments.json:
         print(json.dumps(figures))
         return

@@ -119,14 +119,14 @@ class Server:
 
     async def _fail(self, engine: asyncio.Task[None], readiness: asyncio.Task[None]) -> ExitCode:
         """The engine is gone, and has ended its streams with the reason; or a task died of a fault of ours."""
-        self._service.drain()
-        if not readiness.done():
-            await self._readiness.update()
         error = (engine if engine.done() else readiness).exception()
         if isinstance(error, ExecutorLost):
             self._log.error("executor_lost", why=error.reason)
         else:
             self._log.error("internal_error", exc_info=error)
+        self._service.drain()
+        if not readiness.done():
+            await self._readiness.update()
         await self._idle_within(LAST_WORDS_SECONDS)
         return ExitCode.EXECUTOR_LOST if isinstance(error, ExecutorLost) else ExitCode.FAILURE
 

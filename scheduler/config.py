@@ -58,7 +58,7 @@ class _HelpWithDefaults(argparse.ArgumentDefaultsHelpFormatter):
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m scheduler",
+        prog="octavo scheduler",
         description="Octavo's scheduler: takes requests over gRPC, plans every step, and sends the plans to executors.",
         formatter_class=_HelpWithDefaults,
         allow_abbrev=False,

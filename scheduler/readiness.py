@@ -41,6 +41,7 @@ class Readiness(Generic[TicketT]):
         self._on_tick = on_tick
         self._tick_seconds = tick_seconds
         self._log: Log = structlog.get_logger("readiness")
+        self._updating = asyncio.Lock()
         self._why: str | None = "not started"  # None: ready
 
     async def run(self) -> None:
@@ -55,15 +56,16 @@ class Readiness(Generic[TicketT]):
 
     async def update(self) -> None:
         """Publishes the state where it changed, and logs why."""
-        why = await self._why_not_ready()
-        if why == self._why:
-            return
-        self._why = why
-        await self._publish()
-        if why is None:
-            self._log.info("ready", model=self._engine.model.name if self._engine.model else None)
-        else:
-            self._log.warning("not_ready", why=why)
+        async with self._updating:  # an older state must not be published after a newer one
+            why = await self._why_not_ready()
+            if why == self._why:
+                return
+            self._why = why
+            await self._publish()
+            if why is None:
+                self._log.info("ready", model=self._engine.model.name if self._engine.model else None)
+            else:
+                self._log.warning("not_ready", why=why)
 
     async def _why_not_ready(self) -> str | None:
         if self._service.draining:

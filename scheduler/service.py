@@ -34,8 +34,8 @@ from scheduler.tokenizer import Tokenizer, TokenizerError
 from scheduler.validation import check_stop_strings, check_token_ids, read_identity, read_messages, read_submission
 
 ResponseT = TypeVar("ResponseT")
-# Longer texts are tokenized beside the event loop, so that health and other streams go on.
-MAX_INLINE_CHARACTERS = 4096
+# Longer texts (characters, or tokens) are worked on beside the event loop, so that health and other streams go on.
+MAX_INLINE_SIZE = 4096
 
 
 class Context(Protocol):
@@ -46,6 +46,10 @@ class Context(Protocol):
     async def abort(
         self, code: grpc.StatusCode, details: str, trailing_metadata: tuple[tuple[str, bytes], ...]
     ) -> NoReturn: ...
+
+
+class _ClientGone(Exception):
+    """The call is over: cancelled, past its deadline, or its connection is closed."""
 
 
 @dataclass(slots=True)
@@ -102,7 +106,8 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
         request_id = request.request_id or uuid.uuid4().hex
-        await self._answer(context, request_id, self._generate(request, request_id, context))
+        with contextlib.suppress(_ClientGone):  # nobody is left to answer
+            await self._answer(context, request_id, self._generate(request, request_id, context))
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         async def tokenize() -> pb.TokenizeResponse:
@@ -119,7 +124,9 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
             model, tokenizer = await self._model()
             check_token_ids("token_ids", request.token_ids, model.vocab_size)
             skip = request.skip_special_tokens or not request.HasField("skip_special_tokens")
-            return pb.DetokenizeResponse(text=tokenizer.decode(request.token_ids, skip_special_tokens=skip))
+            ids = list(request.token_ids)
+            text = await _beside_the_loop(len(ids), lambda: tokenizer.decode(ids, skip_special_tokens=skip))
+            return pb.DetokenizeResponse(text=text)
 
         return await self._answer(context, "", detokenize())
 
@@ -166,8 +173,8 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
             try:
                 if running.aborted:  # while it was tokenized
                     self._engine.abort(ticket)
-                await context.write(messages.started(request_id, submission))
-                await stream.run(context.write)
+                await _send(context, messages.started(request_id, submission))
+                await stream.run(lambda message: _send(context, message))
             finally:
                 self._engine.abort(ticket)
                 self._summarize(log, submission, outputs, asyncio.get_running_loop().time() - arrived)
@@ -244,6 +251,8 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
         """The answer, or its error as a status."""
         try:
             return await answer
+        except _ClientGone:
+            raise
         except Exception as error:
             await self._refuse(context, request_id, error)
 
@@ -255,6 +264,14 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
         else:
             self._log.info("refused", request_id=request_id, code=status.code.name, why=status.message)
         await context.abort(status.code, status.message, status.trailing_metadata())
+
+
+async def _send(context: Context, message: pb.GenerateResponse) -> None:
+    """A call that is over fails its writes, sometimes before its cancellation arrives. Raises _ClientGone."""
+    try:
+        await context.write(message)
+    except grpc.aio.BaseError as error:
+        raise _ClientGone from error
 
 
 def _outputs(request: pb.GenerateRequest, submission: Submission, tokenizer: Tokenizer) -> list[Output]:
@@ -285,6 +302,11 @@ async def _tokenize(
             return tokenizer.encode_chat(conversation, add_generation_prompt=prompt)
 
     try:
-        return encode() if size <= MAX_INLINE_CHARACTERS else await asyncio.to_thread(encode)
+        return await _beside_the_loop(size, encode)
     except ChatTemplateError as error:
         raise InvalidArgument("chat", f"{len(request.chat.messages)} messages", str(error)) from error
+
+
+async def _beside_the_loop(size: int, work: Callable[[], ResponseT]) -> ResponseT:
+    """In a thread, unless it is so little that the way there costs more."""
+    return work() if size <= MAX_INLINE_SIZE else await asyncio.to_thread(work)

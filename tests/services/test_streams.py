@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import NoReturn
 
 import grpc
 import pytest
 from octavo.v1 import generation_pb2 as pb
 
 from scheduler.core.plan import PromptLogprobs, TokenLogprobs
+from scheduler.metrics import Metrics
 from scheduler.outputs import EndReason
+from scheduler.service import GenerationService
 from tests.services.fake_engine import EOS, FakeEngine, FakeTicket, answer, hang, make_model, text_ids
 from tests.services.harness import finished_of, make_request, rest, serving, text_of, tokens_of, until
 
@@ -132,6 +135,25 @@ async def test_a_passed_deadline_aborts_its_request() -> None:
                 pass
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await until(lambda: running.engine.tickets[0].aborted)
+
+
+class GoneContext:
+    """A call whose client is gone, as grpc.aio shows it until the cancellation arrives."""
+
+    async def write(self, message: pb.GenerateResponse) -> None:
+        raise grpc.aio.UsageError("RPC already finished.")
+
+    async def abort(self, *status: object) -> NoReturn:
+        raise AssertionError("a status for nobody")
+
+
+async def test_a_write_to_a_client_that_is_gone_aborts_its_request_and_is_no_fault_of_ours(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    engine = FakeEngine(script=hang)
+    await GenerationService(engine, Metrics()).Generate(make_request(), GoneContext())
+    assert engine.tickets[0].aborted
+    assert "internal_error" not in "".join(capfd.readouterr())
 
 
 async def test_abort_ends_a_stream_of_the_same_tenant_alone() -> None:

@@ -14,8 +14,9 @@ import torch
 
 from executor.backends.base import OutOfMemory
 from executor.backends.cpu.backend import CpuBackend
+from executor.backends.cpu.deterministic import NotDeterministic
+from executor.backends.cpu.memory import available_memory, kv_cache_blocks
 from executor.config import ExecutorConfig, StartupError
-from executor.memory import available_memory
 from executor.model.errors import ModelError
 from executor.model.loader import LoadedModel, dtype_name, load_model
 from executor.model.resolve import resolve_model
@@ -37,13 +38,13 @@ def load(config: ExecutorConfig, device_name: str, progress: Callable[[str], Non
     torch.set_num_threads(config.num_threads)
     try:
         resolved = resolve_model(config.model, config.cache_dir, progress)
-        backend = CpuBackend(_dtype(config.dtype))
+        backend = CpuBackend(_dtype(config.dtype), config.deterministic)
         model = load_model(resolved.directory, backend, config.cache_dir, config.max_model_len, progress)
         num_blocks = _num_blocks(config, model)
         spec = model.kv_cache_spec(num_blocks, config.block_size, model.dtype)
         progress(f"taking {format_bytes(num_blocks * spec.bytes_per_block)} for {num_blocks} KV blocks")
         backend.allocate_kv_cache(spec)
-    except (ModelError, OutOfMemory) as error:
+    except (ModelError, OutOfMemory, NotDeterministic) as error:
         raise StartupError(str(error)) from error
     limits = Limits(
         vocab_size=model.config.vocab_size,
@@ -98,28 +99,13 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def _num_blocks(config: ExecutorConfig, model: LoadedModel) -> int:
-    """Within the memory that is free, which the cgroup's limit bounds."""
+    """No more than the memory that is free, and than all sequences at their longest could fill."""
     per_block = model.kv_cache_spec(1, config.block_size, model.dtype).bytes_per_block
-    available = available_memory()
     if config.num_blocks is not None:
-        wanted = config.num_blocks * per_block
-    elif config.kv_cache_memory is not None:
-        wanted = config.kv_cache_memory
-    else:
-        wanted = min(available // _DEFAULT_SHARE, _DEFAULT_MOST)
-    if wanted > available:
-        raise OutOfMemory(
-            f"a KV cache of {format_bytes(wanted)} does not fit: {format_bytes(available)} of memory are free; "
-            "make it smaller with --kv-cache-memory"
-        )
+        return kv_cache_blocks(per_block, config.num_blocks * per_block)
+    memory = config.kv_cache_memory or min(available_memory() // _DEFAULT_SHARE, _DEFAULT_MOST)
     most = config.max_num_seqs * -(-model.max_model_len // config.block_size) + 1
-    num_blocks = config.num_blocks or min(wanted // per_block, most)
-    if num_blocks < 2:
-        raise OutOfMemory(
-            f"a KV cache of {format_bytes(wanted)} is too small: two blocks are the least, "
-            f"{format_bytes(2 * per_block)}; make it larger with --kv-cache-memory"
-        )
-    return num_blocks
+    return min(kv_cache_blocks(per_block, memory), most)
 
 
 def _served(config: ExecutorConfig, name: str, model: LoadedModel, limits: Limits, device_name: str) -> ServedModel:

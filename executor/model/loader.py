@@ -18,19 +18,9 @@ from executor.model.decoder import Decoder
 from executor.model.errors import BrokenModel, UnsupportedModel
 from executor.model.fingerprint import FingerprintInputs, fingerprint, tensors_digest
 from executor.model.weights import Weights
+from executor.served import GenerationDefaults
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationDefaults:
-    """Sampling defaults that generation_config.json names; None where it names none."""
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

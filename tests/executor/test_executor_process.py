@@ -168,7 +168,7 @@ def test_a_schedulers_drain_ends_the_process_when_its_stream_ends() -> None:
 
 
 def test_reflection_names_the_services() -> None:
-    with process("--model", "fake") as running, grpc.insecure_channel(running.wait_for("ready")) as channel:
+    with process("--model", "slow") as running, grpc.insecure_channel(running.wait_for("listening")) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         request = reflection_pb2.ServerReflectionRequest(list_services="")
         (answer,) = stub.ServerReflectionInfo(iter([request]), timeout=LIMIT)
@@ -182,7 +182,7 @@ def test_it_ends_with_its_parent() -> None:
         "-m",
         "tests.executor.serve_fake",
         "--model",
-        "fake",
+        "slow",
         "--port",
         "0",
         "--exit-with-parent",
@@ -191,7 +191,7 @@ def test_it_ends_with_its_parent() -> None:
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
-        while "ready" not in parent.stdout.readline():
+        while "listening" not in parent.stdout.readline():
             pass
         parent.kill()
     deadline = time.monotonic() + LIMIT
@@ -209,12 +209,11 @@ def is_running(process_id: int) -> bool:
 
 
 def test_json_logs_are_one_object_a_line() -> None:
-    with process("--model", "fake", "--log-format", "json") as running:
-        running.wait_for("ready")
-        running.child.send_signal(signal.SIGTERM)
-        code, stderr = running.end()
-    assert code == 0
-    assert [json.loads(line)["event"] for line in stderr.splitlines()] == ["ready", "draining"]
+    with process("--model", "faulty", "--log-format", "json") as running:
+        _, stderr = running.end()
+    entry = json.loads(stderr.splitlines()[0])
+    assert (entry["event"], entry["level"]) == ("loading failed", "error")
+    assert "RuntimeError: a fault of ours" in entry["exception"]
 
 
 class Stream:

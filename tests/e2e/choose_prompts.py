@@ -23,8 +23,6 @@ TOPICS = [
     "gravity", "the water cycle", "how bread is made", "the French Revolution", "photosynthesis", "prime numbers",
     "volcanoes", "the history of chess", "how a bicycle stays upright", "the Roman Empire", "black holes",
     "recursion in programming", "the human heart", "why leaves change colour", "how vaccines work", "tides",
-    "the Silk Road", "electric motors", "supply and demand", "how birds fly", "the printing press", "earthquakes",
-    "Python dictionaries", "the Moon", "how to plant tomatoes", "jazz music", "glaciers", "the Great Wall of China",
 ]  # fmt: skip
 OPENINGS = [
     "Once upon a time, in a village by the sea,", "The capital of France is", "def fibonacci(n):\n",
@@ -64,7 +62,7 @@ def main() -> None:
         print(f"{gap:.5f} {len(tokens)} {text!r}", flush=True)
         if len(tokens) == NUM_STEPS and gap > MIN_GAP:
             kept.append({"text": text, "prompt": prompt, "tokens": tokens, "gap": round(gap, 6)})
-    DATA.write_text(json.dumps(kept, indent=1) + "\n")
+    DATA.write_text("[\n" + ",\n".join(map(json.dumps, kept)) + "\n]\n")
     print(f"{len(kept)} of {len(candidates())} kept")
 
 

@@ -11,12 +11,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-from octavo.cli.terminal import ExitCode, Failure, abandon_stdout, say
+from octavo.cli.terminal import ExitCode, Failure, abandon_stdout, leave_at_interrupt, say
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    leave_at_interrupt()
     try:
         code = _run(words)
         sys.stdout.flush()
@@ -24,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Failure as failure:
         say(str(failure))
         return failure.code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # in a conversation, between an answer and the next line
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         abandon_stdout()

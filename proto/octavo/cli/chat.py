@@ -7,6 +7,7 @@ that runs and keeps what was said of it; Ctrl-D or /exit leaves; /reset begins a
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 from argparse import Namespace
 from collections.abc import Generator, Iterator
@@ -43,6 +44,7 @@ def chat(options: Namespace) -> int:
         if not model.has_chat_template:
             raise Failure(f"{model.name} has no chat template; use `octavo generate --raw`")
         say(f"{model.name}; {_HELP}")
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # it ends an answer or a line, not the conversation
         while (line := _read_line()) is not None:
             match line.strip():
                 case "":

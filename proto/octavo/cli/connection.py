@@ -28,6 +28,8 @@ def failure(error: OctavoError, address: str) -> Failure:
     match error:
         case ServerUnavailable() if "failed to connect" in str(error):
             return Failure(f"no server at {address}; start one with `octavo serve`")
+        case ServerUnavailable() if "Socket closed" in str(error) or "Connection reset" in str(error):
+            return Failure(f"the server at {address} went away")
         case InvalidRequest():
             return Failure(str(error), ExitCode.USAGE)
         case QueueFull():

@@ -155,8 +155,9 @@ def _run_until_over(
             case Signalled():
                 return _stop(processes, plan.grace + _MARGIN, work.stop())
             case Exited() as loss:
-                say(f"{_words(loss)}; the server stops" if is_ready else f"the server did not start: {_words(loss)}")
                 _stop(processes, _LOSS_PATIENCE, ExitCode.FAILURE)
+                words = _words(loss)  # last, where a reader looks first
+                say(f"the server has stopped: {words}" if is_ready else f"the server did not start: {words}")
                 return ExitCode.USAGE if loss.code == ExitCode.USAGE else ExitCode.FAILURE
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import os
+import signal
 import sys
 
 
@@ -43,6 +44,14 @@ def write(text: str) -> None:
     """Part of an answer, on stdout, visible at once."""
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def leave_at_interrupt() -> None:
+    """Makes a Ctrl-C end the process at once, and with it the connection, which cancels what was asked for.
+
+    No KeyboardInterrupt: raised while modules are imported or objects collected, it would be swallowed.
+    """
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(ExitCode.INTERRUPTED))
 
 
 def abandon_stdout() -> None:

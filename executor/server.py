@@ -159,6 +159,7 @@ def _server_options(max_message_bytes: int) -> list[tuple[str, int]]:
         # The lease: a silent peer's stream ends within 10 s (see lease.py).
         ("grpc.keepalive_time_ms", 5_000),
         ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.http2.ping_timeout_ms", 5_000),  # a ping on the way already serves as keepalive, with this bound
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         # Schedulers ping every 30 s, in long prefills too.

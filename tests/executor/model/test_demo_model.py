@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -30,13 +30,20 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def reference(cache_dir: Path) -> torch.nn.Module:
-    """transformers' own reading of the GGUF file, every weight dequantized to float32."""
-    directory = build_once(cache_dir / "smollm2-gguf", lambda directory: shutil.move(demo_gguf(directory), directory))
-    (file,) = directory.glob("*.gguf")
-    model = AutoModelForCausalLM.from_pretrained(
-        directory, gguf_file=file.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
-    )
-    return model.eval()
+    """transformers' own reading of the GGUF file, every weight dequantized to float32; slow, so it is kept."""
+
+    def read(directory: Path) -> None:
+        with tempfile.TemporaryDirectory() as scratch:
+            file = demo_gguf(Path(scratch))
+            AutoModelForCausalLM.from_pretrained(
+                file.parent,
+                gguf_file=file.name,
+                quantization_config=GgufConfig(dequantize=True),
+                dtype=torch.float32,
+            ).save_pretrained(directory)
+
+    directory = build_once(cache_dir / "tests" / "smollm2-transformers", read)
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
 
 
 @pytest.mark.parametrize("text", TEXTS[:3])

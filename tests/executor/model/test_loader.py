@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from executor.backends.cpu.backend import CpuBackend
 from executor.model.errors import BrokenModel, UnsupportedModel
-from executor.model.loader import GenerationDefaults, load_model
+from executor.model.loader import load_model
+from executor.served import GenerationDefaults
 from tests.executor.model.factories import PagedModel, create_tiny_model, load, random_tokens
 
 

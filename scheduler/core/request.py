@@ -54,6 +54,7 @@ class Request:
     arrival: int = 0  # orders requests of one priority; unique
     cache_salt: str = ""
     adapter: str = ""
+    alone: bool = False  # computed in plans that hold nothing else: it may be what kills executors
     num_prompt_logprobs_told: int = 0  # positions whose log probabilities an earlier executor told
     prompt_hashes: tuple[bytes, ...] | None = None  # of its full blocks; computed where absent
 

@@ -16,6 +16,7 @@ Invariant between calls: `check_integrity()`.
 
 from __future__ import annotations
 
+import itertools
 from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable
@@ -88,6 +89,7 @@ class _Row(NamedTuple):
 class _Step(NamedTuple):
     step_id: int
     rows: list[_Row]
+    alone: bool  # of a request that must be computed alone
 
 
 @dataclass(slots=True)
@@ -95,6 +97,7 @@ class _Draft:
     """The plan being made."""
 
     budget: int  # tokens left
+    alone: bool  # of a request that must be computed alone
     new: list[NewSequence] = field(default_factory=list)
     tables: list[TableUpdate] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
@@ -120,6 +123,8 @@ class Scheduler:
         self._step_id = 0
         self._finished: list[int] = []  # ids that the executor must still be told to forget
         self._preempted: list[int] = []  # likewise
+        self._num_alone = 0  # sequences of requests that must be computed alone
+        self._alone_is_next = True
         self._chosen: dict[int, int] = {}  # tokens of beams that the executor must still be told
 
     # What a driver asks.
@@ -150,6 +155,11 @@ class Scheduler:
     @property
     def num_free_blocks(self) -> int:
         return self._kv.pool.num_free
+
+    @property
+    def num_tokens_to_compute(self) -> int:
+        """Of all sequences it has, known and not computed."""
+        return sum(s.num_tokens - s.num_computed_tokens for s in itertools.chain(self._running, self._waiting))
 
     @property
     def has_work(self) -> bool:
@@ -235,6 +245,7 @@ class Scheduler:
             self._beams.update(dict.fromkeys(request.sequence_ids, beam))
             sequence.sequence_id, sequence.siblings = self._next_sequence_id(), ()
         self._sequences.update(dict.fromkeys(self._ids(sequence), sequence))
+        self._num_alone += request.alone
         insort(self._waiting, sequence, key=_order)
 
     def abort(self, sequence_id: int) -> None:
@@ -286,6 +297,7 @@ class Scheduler:
         self._finished.clear()
         self._preempted.clear()
         self._chosen.clear()
+        self._num_alone = 0
         self._kv = KVCache(self.config.num_blocks, self.config.block_size, self.config.prefix_caching)
         return drained
 
@@ -293,18 +305,39 @@ class Scheduler:
         """The next plan, or None when there is nothing to plan, or enough is unanswered."""
         if len(self._in_flight) >= self.config.pipeline_depth:
             return None
-        draft = _Draft(self.config.max_num_batched_tokens)
-        self._schedule_running(draft)
-        if not draft.preempted:
-            self._schedule_waiting(draft)
+        kinds = self._kinds()
+        if not kinds:
+            return None
+        draft = self._draft(kinds)
         while not draft.rows and not self._in_flight and self._waiting and self._running:
             # Beams that wait for one of their own hold what it needs: somebody must give way, or nobody ever moves.
             self._preempt(self._running[-1])
-            self._schedule_waiting(draft)
-        self._kv.end_plan()
+            draft = self._draft(kinds)
         if not draft.rows and (self._in_flight or not (self._finished or self._preempted)):
             return None
         return self._commit(draft)
+
+    def _kinds(self) -> tuple[bool, ...]:
+        """Whose plan may come next, first choice first: that of a request which must be computed alone (True), or of
+        all others (False). They take turns, and nothing is in flight beside the former."""
+        alone_in_flight = bool(self._in_flight) and self._in_flight[-1].alone
+        if not self._num_alone and not alone_in_flight:
+            return (False,)
+        if self._in_flight and (self._alone_is_next or alone_in_flight):
+            return ()
+        return (self._alone_is_next, not self._alone_is_next)
+
+    def _draft(self, kinds: tuple[bool, ...]) -> _Draft:
+        """The first kind of plan that holds anything."""
+        for alone in kinds:
+            draft = _Draft(self.config.max_num_batched_tokens, alone)
+            self._schedule_running(draft)
+            if not draft.preempted:
+                self._schedule_waiting(draft)
+            self._kv.end_plan()
+            if draft.rows:
+                break
+        return draft
 
     def update(self, result: StepResult) -> list[TokenEvent]:
         """Takes the answer to the oldest unanswered plan. Raises ProtocolError when it is not that."""
@@ -348,8 +381,8 @@ class Scheduler:
         set aside first, so that a long prompt is cut into chunks between decodes instead of holding them up."""
         reserved = sum(self._num_schedulable(s) == 1 for s in self._running)
         for sequence in list(self._running):
-            if sequence.status is not Status.RUNNING:
-                continue  # gave way to one before it
+            if sequence.status is not Status.RUNNING or sequence.request.alone is not draft.alone:
+                continue  # gave way to one before it, or has another kind of plan
             num_tokens = self._num_schedulable(sequence)
             if num_tokens == 1:
                 reserved -= 1
@@ -365,6 +398,8 @@ class Scheduler:
                 if victim is sequence:
                     return
             self._run(sequence, num_tokens, draft)
+            if draft.alone:
+                return
 
     def _num_schedulable(self, sequence: Sequence) -> int:
         """Tokens to compute, as far as they are known to be wanted."""
@@ -448,6 +483,7 @@ class Scheduler:
         )
         self._kv.share(parent, child)
         self._sequences[sequence_id] = child
+        self._num_alone += child.request.alone
         insort(self._running, child, key=_order)
         return child
 
@@ -476,6 +512,8 @@ class Scheduler:
     def _schedule_waiting(self, draft: _Draft) -> None:
         """Admits waiting sequences in order, until one does not fit: nobody overtakes it, so it is next."""
         for sequence in list(self._waiting):
+            if sequence.request.alone is not draft.alone or (draft.alone and draft.rows):
+                return  # its turn comes with another plan
             if draft.budget <= 0 or self._seats_taken() + self._extra_seats(sequence) > self.config.max_num_seqs:
                 return
             if sequence.num_in_flight:
@@ -532,7 +570,8 @@ class Scheduler:
     def _commit(self, draft: _Draft) -> BatchPlan:
         self._step_id += 1
         self.counters.steps += 1
-        self._in_flight.append(_Step(self._step_id, draft.rows))
+        self._in_flight.append(_Step(self._step_id, draft.rows, draft.alone))
+        self._alone_is_next = not draft.alone
         plan = BatchPlan(
             step_id=self._step_id,
             finished=self._finished,
@@ -609,6 +648,7 @@ class Scheduler:
         else:
             self._waiting.remove(sequence)
         sequence.status = Status.FINISHED
+        self._num_alone -= sequence.request.alone
         if sequence.on_executor:
             self._finished.append(sequence.sequence_id)
             sequence.on_executor = False
@@ -689,6 +729,9 @@ class Scheduler:
         assert {id(s) for s in alive} == {id(s) for s in self._sequences.values()}
         assert {id(b) for b in self._beams.values()} == {id(s.beam) for s in alive if s.beam is not None}
         assert self._seats_taken() <= self.config.max_num_seqs
+        assert self._num_alone == sum(s.request.alone for s in alive)
+        if any(step.alone for step in self._in_flight):
+            assert len(self._in_flight) == 1, "something is in flight beside what must be computed alone"
         assert len(self._in_flight) <= self.config.pipeline_depth
         in_flight = Counter(id(row.sequence) for step in self._in_flight for row in step.rows)
         to_come = Counter(

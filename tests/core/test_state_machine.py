@@ -80,8 +80,9 @@ class CoreMachine(RuleBasedStateMachine):
         priority=st.integers(0, 1),
         salt=st.sampled_from(["", "", "a"]),
         stop=st.lists(st.integers(0, 6), max_size=1),
+        alone=st.sampled_from([False, False, False, True]),
     )
-    def add(self, prompt, n, beam_width, max_tokens, priority, salt, stop):
+    def add(self, prompt, n, beam_width, max_tokens, priority, salt, stop, alone):
         if beam_width is not None:
             n = min(n, beam_width)
         request = create_request(
@@ -93,6 +94,7 @@ class CoreMachine(RuleBasedStateMachine):
             cache_salt=salt,
             stop=stop,
             arrival=self.ids(),
+            alone=alone,
         )
         try:
             self.core.add(request)

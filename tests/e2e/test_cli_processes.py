@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from octavo.cli.processes import Announced, Exited, Finished, Logged, Processes, Signalled
-from octavo.cli.serve import Plan, run
+from octavo.cli.serve import Plan, require_torch, run
+from octavo.cli.terminal import Failure
 
 LISTENING = "print('octavo executor listening address=127.0.0.1:1', flush=True)\n"
 OBEDIENT = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
@@ -152,3 +153,9 @@ def test_stopping_children_that_have_ended_waits_for_nothing() -> None:
     ended = [event for event in processes.stop(patience=60.0) if isinstance(event, Exited)]
     assert sorted(event.child for event in ended) == ["executor", "scheduler"]
     assert list(processes.stop(patience=60.0)) == []
+
+
+def test_without_torch_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(Failure, match=r"the executor needs torch, which is not installed: pip install 'octavo\[cpu\]'"):
+        require_torch()

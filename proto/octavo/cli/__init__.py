@@ -35,8 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(words: Sequence[str]) -> int:
     match words:
         case ["scheduler" | "executor" as name, *rest]:
-            from octavo.cli.serve import module
+            from octavo.cli.serve import module, require_torch
 
+            if name == "executor":
+                require_torch()
             command = module(name, *rest)
             os.execv(command[0], command)
 

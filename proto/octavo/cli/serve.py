@@ -8,6 +8,7 @@ passed on as they were given; what they mean is the processes' own business.
 from __future__ import annotations
 
 import errno
+import importlib.util
 import signal
 import socket
 import sys
@@ -76,6 +77,7 @@ def serve(options: Namespace) -> int:
 def plan_of(options: Namespace) -> Plan:
     """The plan that the flags ask for. Raises Failure where the port cannot be had: before a model is loaded for
     nothing, and before a foreign server on that port is mistaken for ours."""
+    require_torch()
     host = options.host or DEFAULT_HOST
     port = _port(options.port)
     listen_on(host, port).close()
@@ -92,6 +94,12 @@ def plan_of(options: Namespace) -> Plan:
         address=_address(host, port),
         grace=_grace(options.grace_period),
     )
+
+
+def require_torch() -> None:
+    """Raises Failure where the executor could not run at all."""
+    if importlib.util.find_spec("torch") is None:
+        raise Failure("the executor needs torch, which is not installed: pip install 'octavo[cpu]'")
 
 
 def module(name: str, *arguments: str) -> list[str]:

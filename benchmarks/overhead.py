@@ -34,6 +34,7 @@ from scheduler.core.plan import BatchPlan, StepResult
 from scheduler.core.request import SamplingParams
 from scheduler.engine import Engine, EngineConfig
 from scheduler.executor_client import ExecutorSession
+from scheduler.fleet import FleetConfig, Member
 from scheduler.outputs import Submission
 from scheduler.server import Server
 
@@ -87,27 +88,26 @@ class Stopwatch:
         self._sent: dict[int, tuple[int, float]] = {}
 
     def watch(self, engine: Engine) -> None:
-        executor = engine._executor
-        assert executor is not None
-        session: ExecutorSession = executor.session
-        send, take = session.send, engine._take
+        (member,) = engine.members.values()
+        session: ExecutorSession = member.session
+        send, take = session.send, engine.answered
 
         def timed_send(plan: BatchPlan) -> None:
             self._sent[plan.step_id] = (len(plan.row_sequences), time.perf_counter())
             send(plan)
 
-        def timed_take(result: StepResult) -> None:
+        def timed_take(member: Member, result: StepResult) -> None:
             rows, sent = self._sent.pop(result.step_id)
             assert result.timings is not None
             self.steps.append((rows, time.perf_counter() - sent, result.timings.forward_ns / 1e9))
-            take(result)
+            take(member, result)
 
         session.send = timed_send  # type: ignore[method-assign]
-        engine._take = timed_take  # type: ignore[method-assign]
+        engine.answered = timed_take  # type: ignore[method-assign]
 
 
 async def measure_overhead(executor: str) -> dict[str, float]:
-    engine = Engine(EngineConfig(executor, pipeline_depth=1))
+    engine = Engine(EngineConfig(FleetConfig((executor,), pipeline_depth=1)))
     running = asyncio.create_task(engine.run())
     while not engine.ready:
         await asyncio.sleep(0.05)
@@ -137,7 +137,7 @@ async def measure_overhead(executor: str) -> dict[str, float]:
 
 async def measure_first_delta(executor: str) -> dict[str, float]:
     """Medians over REPEATS requests, each delta paired with the forward time of its own prompt."""
-    engine = Engine(EngineConfig(executor, prefix_caching=False))
+    engine = Engine(EngineConfig(FleetConfig((executor,), prefix_caching=False)))
     server = Server(SchedulerConfig(executors=(executor,), port=0), engine)
     await server.start()
     serving = asyncio.create_task(server.run())

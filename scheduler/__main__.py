@@ -9,20 +9,25 @@ import uvloop
 from scheduler.config import SchedulerConfig, parse_config
 from scheduler.engine import Engine, EngineConfig
 from scheduler.executor_client import ClientOptions
+from scheduler.fleet import FleetConfig
 from scheduler.logs import configure_logs
 from scheduler.server import CannotListen, ExitCode, serve
 
 
 def engine_config(config: SchedulerConfig) -> EngineConfig:
     """The engine's part of the configuration."""
-    return EngineConfig(
-        executor=config.executors[0],
+    fleet = FleetConfig(
+        executors=config.executors,
+        fingerprint=config.fingerprint,
         pipeline_depth=config.pipeline_depth,
         prefix_caching=config.prefix_caching,
+        client=ClientOptions(step_timeout=config.step_timeout),
+    )
+    return EngineConfig(
+        fleet=fleet,
         max_queue_requests=config.max_queue_requests,
         max_queue_tokens=config.max_queue_tokens,
         exit_on_executor_loss=config.exit_on_executor_loss,
-        client=ClientOptions(step_timeout=config.step_timeout),
     )
 
 

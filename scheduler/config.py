@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from scheduler.discovery import BadTarget, split_target
+
 LOG_FORMATS = ("console", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -19,6 +21,7 @@ class SchedulerConfig:
     """Times in seconds."""
 
     executors: tuple[str, ...]  # HOST:PORT each
+    fingerprint: str | None = None  # None: that of the first executor to join
     host: str = "127.0.0.1"
     port: int = 50051  # 0: any free one
     max_queue_requests: int = 1024
@@ -41,9 +44,7 @@ class SchedulerConfig:
 def parse_config(arguments: Sequence[str] | None = None) -> SchedulerConfig:
     """Exits with code 2 and a sentence on a bad flag."""
     values = vars(_parser().parse_args(arguments))
-    targets = tuple(target for given in values.pop("executors") for target in given.split(",") if target)
-    if len(targets) != 1:
-        _parser().error(f"--executors takes one HOST:PORT, not {len(targets)}: one executor is served for now")
+    targets = tuple(target for given in values.pop("executors") for target in given)
     return SchedulerConfig(executors=targets, **values)
 
 
@@ -66,8 +67,11 @@ def _parser() -> argparse.ArgumentParser:
     defaults = SchedulerConfig(executors=())
     parser.set_defaults(**{name: getattr(defaults, name) for name in SchedulerConfig.__slots__ if name != "executors"})
     parser.add_argument(
-        "--executors", "--executor", required=True, action="append", type=_target, default=argparse.SUPPRESS,
-        metavar="HOST:PORT", help="where the executor listens",
+        "--fingerprint", metavar="HASH", help="serve this model only; absent: that of the first executor to join"
+    )
+    parser.add_argument(
+        "--executors", "--executor", required=True, action="append", type=_targets, default=argparse.SUPPRESS,
+        metavar="HOST:PORT[,…]", help="where executors listen; names are resolved every second, to all their addresses",
     )  # fmt: skip
     _add_listening(parser.add_argument_group("listening"))
     _add_queueing(parser.add_argument_group("queueing"))
@@ -126,12 +130,16 @@ def _add_process(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--log-level", choices=LOG_LEVELS, help="least level that is logged")
 
 
-def _target(text: str) -> str:
-    for target in text.split(","):
-        host, _, port = target.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise argparse.ArgumentTypeError(f"{target!r} is not HOST:PORT")
-    return text
+def _targets(text: str) -> list[str]:
+    targets = [target for target in text.split(",") if target]
+    try:
+        for target in targets:
+            split_target(target)
+    except BadTarget as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not targets:
+        raise argparse.ArgumentTypeError("no target is given")
+    return targets
 
 
 def _port(text: str) -> int:

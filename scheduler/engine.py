@@ -1,9 +1,9 @@
-"""Drives the core: requests in, plans out, tokens back to their tickets.
+"""Drives the cores: requests in, plans out, tokens back to their tickets.
 
-It owns the queue, one core and the session with its executor, all on one event loop and never across an await, so no
-lock is needed. The core decides what a step does, the executor client whether the executor lives, the service what a
-client hears. When an executor is lost, its requests go back to the queue with the tokens they have and go on with the
-next one.
+It owns the one queue and what is known of each request in flight, on one event loop and never across an await, so no
+lock is needed. A core decides what a step of its executor does, the router which executor a request goes to, the fleet
+which executors there are, the service what a client hears. When an executor is lost, its requests go back to the queue
+with the tokens they have, and go on with another one.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -22,44 +21,36 @@ from scheduler.core.block_hash import hash_chain
 from scheduler.core.plan import BatchPlan, StepResult, TokenEvent
 from scheduler.core.request import DoesNotFit as CoreDoesNotFit
 from scheduler.core.request import Request
-from scheduler.core.scheduler import CoreConfig, ProtocolError, Scheduler
-from scheduler.executor_client import (
-    ClientOptions,
-    Description,
-    ExecutorClient,
-    ExecutorGone,
-    ExecutorRefused,
-    ExecutorSession,
-    ExecutorUnreachable,
-)
+from scheduler.core.scheduler import Drained
+from scheduler.fleet import Fleet, FleetConfig, Member
 from scheduler.outputs import (
     DoesNotFit,
     Draining,
     EndReason,
     ExecutorLoad,
     ExecutorLost,
-    ExecutorState,
     Load,
     ModelInfo,
     NoExecutor,
     Submission,
 )
+from scheduler.router import Candidate, choose
 from scheduler.ticket import Output, Ticket
+
+MAX_SUSPICIONS = 2  # plans in flight at a death, without a token since: from then on it runs in plans of its own
+MAX_DEATHS_ALONE = 2  # executors that died while it was alone: it is what kills them
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """What the engine can be told; see the command line for the meaning of each."""
 
-    executor: str  # target, host:port
-    pipeline_depth: int = 2
-    prefix_caching: bool = True
+    fleet: FleetConfig
     max_queue_requests: int = 1024
     max_queue_tokens: int = 4_000_000
     begun_timeout: float = 300.0  # seconds that a stream already begun waits for another executor
     stall_seconds: float = 60.0  # without any answer while work waits
     exit_on_executor_loss: bool = False
-    client: ClientOptions = field(default_factory=ClientOptions)
 
 
 @dataclass(slots=True, eq=False)
@@ -68,21 +59,11 @@ class _Job:
 
     request: Request
     outputs: list[Output]  # in the order of request.sequence_ids
+    fingerprint: str  # of the model whose tokens it is made of
 
     @property
     def ticket(self) -> Ticket:
         return self.outputs[0].ticket
-
-
-@dataclass(slots=True)
-class _Executor:
-    """The executor that has joined."""
-
-    description: Description
-    session: ExecutorSession
-    core: Scheduler
-    draining: bool = False
-    finished: bool = False  # it was told that no plan follows
 
 
 class Engine:
@@ -90,43 +71,44 @@ class Engine:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._client = ExecutorClient(config.executor, config.client)
-        self._scheduler_id = f"scheduler-{uuid.uuid4().hex[:12]}"
         self._queue: AdmissionQueue[_Job] = AdmissionQueue(config.max_queue_requests, config.max_queue_tokens)
         self._ids = itertools.count(1)  # of sequences: never used twice, in whatever core
         self._arrivals = itertools.count(1)
+        self._fleet = Fleet(config.fleet, self, self._ids.__next__)
         self._outputs: dict[int, Output] = {}  # by the sequence id that computes it now
         self._jobs: dict[int, _Job] = {}  # likewise, while the job waits in the queue
-        self._executor: _Executor | None = None
-        self._state = (ExecutorState.CONNECTING, "not reached yet")
-        self._model: ModelInfo | None = None
-        self._tokenizer_files: Mapping[str, bytes] = {}
+        self._places: dict[int, Member] = {}  # likewise, while a core has it
         self._draining = False
         self._changed = asyncio.Event()
         self._pump_due = False
-        self._last_answer = time.monotonic()
         self._log = structlog.get_logger("engine")
 
     # What the service asks and says (scheduler/outputs.py, ServingEngine).
 
     @property
     def model(self) -> ModelInfo | None:
-        return self._model
+        return self._fleet.model
 
     @property
     def tokenizer_files(self) -> Mapping[str, bytes]:
-        return self._tokenizer_files
+        return self._fleet.tokenizer_files
 
     @property
     def ready(self) -> bool:
-        return self._executor is not None and not self._executor.draining
+        return bool(self._fleet.accepting)
+
+    @property
+    def members(self) -> Mapping[str, Member]:
+        """Executors that have joined, by incarnation: to read."""
+        return self._fleet.members
 
     def submit(self, submission: Submission) -> Ticket:
         """Raises QueueFull, NoExecutor, Draining or DoesNotFit."""
         if self._draining:
             raise Draining
-        if self._model is None:
-            raise NoExecutor(self._state[1])
+        model = self._fleet.model
+        if model is None:
+            raise NoExecutor(self._fleet.why_none())
         now = time.monotonic()
         ticket = Ticket(submission, now)
         request = Request(
@@ -138,21 +120,20 @@ class Engine:
             priority=submission.priority,
             arrival=next(self._arrivals),
             cache_salt=submission.cache_salt,
-            prompt_hashes=hash_chain(submission.prompt_token_ids, self._model.block_size, submission.cache_salt),
+            prompt_hashes=hash_chain(submission.prompt_token_ids, model.block_size, submission.cache_salt),
         )
-        self._check_fits(request)
-        job = _Job(request, ticket.outputs)
+        if self._fleet.members:
+            self._check_fits(request)
+        job = _Job(request, ticket.outputs, model.fingerprint)
         self._queue.push(
             job,
-            tokens=self._demand(request),
+            tokens=_demand(request),
             priority=request.priority,
             arrival=request.arrival,
             deadline=now + submission.queue_timeout,
             now=now,
         )
-        self._note_job(job)
-        if self._executor is not None and not self._executor.core.has_work:
-            self._last_answer = now
+        self._note_waiting(job)
         self._pump_soon()
         return ticket
 
@@ -171,190 +152,88 @@ class Engine:
         self._notify()
 
     def load(self) -> Load:
-        executor = self._executor
-        state, reason = self._state
-        loads = ExecutorLoad(target=self._config.executor, incarnation="", state=state, reason=reason)
-        if executor is not None:
-            core = executor.core
-            loads = replace(
-                loads,
-                incarnation=executor.description.incarnation,
-                num_running=core.num_running,
-                num_waiting=core.num_waiting,
-                num_blocks=core.num_blocks,
-                num_free_blocks=core.num_free_blocks,
-                prefix_queries=core.counters.prefix_queries,
-                prefix_hits=core.counters.prefix_hits,
-                num_preemptions=core.counters.preemptions,
-                plans_in_flight=core.num_in_flight,
-                steps=core.counters.steps,
-            )
+        waiting: dict[str, int] = {}
         head = self._queue.peek()
+        if head is not None:
+            waiting[self._why_waiting(head)] = len(self._queue)
         return Load(
-            executors=(loads,),
+            executors=tuple(_with_counters(load, member) for load, member in self._fleet.describe()),
             queue_length=len(self._queue),
             queue_tokens=self._queue.num_tokens,
             queue_limit=self._queue.max_requests,
-            waiting={self._obstacle(head.request) or "about to be planned": len(self._queue)} if head else {},
+            waiting=waiting,
             draining=self._draining,
         )
 
     def stalled(self) -> str | None:
         """Why nothing is planned although work waits; None while all is well."""
-        executor = self._executor
-        if executor is None or not (executor.core.has_work or len(self._queue)):
-            return None
-        idle = time.monotonic() - self._last_answer
-        if idle < self._config.stall_seconds:
-            return None
-        return (
-            f"no step was answered for {idle:.0f} s; {executor.core.num_running} sequences run, "
-            f"{executor.core.num_waiting + len(self._queue)} wait, {executor.core.num_in_flight} plans are in flight"
-        )
+        now = time.monotonic()
+        for member in self._fleet.members.values():
+            idle = now - member.last_answer
+            if member.core.has_work and idle > self._config.stall_seconds:
+                return (
+                    f"executor {member.address} answered no step for {idle:.0f} s; {member.core.num_running} sequences "
+                    f"run, {member.core.num_waiting} wait, {member.core.num_in_flight} plans are in flight"
+                )
+        return None
 
     async def wait_change(self) -> None:
         """Returns once `ready` or `model` may have changed."""
         await self._changed.wait()
 
-    # The life of a session.
-
     async def run(self) -> None:
         """Serves until cancelled. Raises ExecutorLost where the configuration says to stop then."""
         expiry = asyncio.create_task(self._expire(), name="queue-expiry")
         try:
-            while True:
-                await self._join()
-                assert self._executor is not None
-                try:
-                    async for answer in self._executor.session.receive():
-                        if isinstance(answer, StepResult):
-                            self._take(answer)
-                        else:
-                            self._note_draining(answer.grace_seconds)
-                except (ExecutorGone, ProtocolError) as error:
-                    await self._lose(str(error))
+            await self._fleet.run()
+        except BaseExceptionGroup as group:
+            for error in group.exceptions:
+                if isinstance(error, ExecutorLost):
+                    raise error from None
+            raise
         finally:
             expiry.cancel()
-            if self._executor is not None:
-                await self._executor.session.close()
-            await self._client.close()
 
-    async def _join(self) -> None:
-        """Tries until an executor has joined."""
-        while True:
-            try:
-                description = await self._client.describe()
-                files = await self._client.tokenizer_files()
-                session = await self._client.open_session(self._scheduler_id, time.time_ns(), description.incarnation)
-            except ExecutorUnreachable as error:
-                self._set_state(ExecutorState.CONNECTING, str(error))
-                await asyncio.sleep(0.2)
-            except ExecutorRefused as error:
-                self._set_state(ExecutorState.REFUSED, str(error))
-                await asyncio.sleep(1.0)
-            else:
-                break
-        model = description.model
-        core = Scheduler(
-            CoreConfig(
-                num_blocks=description.num_blocks,
-                block_size=model.block_size,
-                max_num_seqs=model.max_num_seqs,
-                max_num_batched_tokens=description.max_num_batched_tokens,
-                max_model_len=model.max_model_len,
-                pipeline_depth=self._config.pipeline_depth,
-                prefix_caching=self._config.prefix_caching,
-            ),
-            self._ids.__next__,
-        )
-        self._executor = _Executor(description, session, core)
-        self._model, self._tokenizer_files = model, files
-        self._last_answer = time.monotonic()
-        self._set_state(ExecutorState.READY, "")
-        self._drop_what_cannot_fit()
-        self._pump()
+    # What the fleet tells (scheduler/fleet.py, Handler).
 
-    async def _lose(self, reason: str) -> None:
-        """The executor is gone: what it computed goes on elsewhere, with the tokens it has."""
-        executor, self._executor = self._executor, None
-        assert executor is not None
-        drained = executor.core.drain_all()
-        self._set_state(ExecutorState.LOST, reason)
-        await executor.session.close()
-        if self._config.exit_on_executor_loss and not executor.draining:
-            for output in list(self._outputs.values()):
-                self._end_output(output, EndReason.ERROR, str(ExecutorLost(reason)))
-            raise ExecutorLost(reason)
-        for request, _ in drained:
-            self._requeue(request)
-
-    def _requeue(self, request: Request) -> None:
-        """Under fresh ids: the old ones belong to a core that is gone."""
-        outputs = [self._outputs.pop(sequence_id) for sequence_id in request.sequence_ids]
-        fresh = replace(request, sequence_ids=tuple(next(self._ids) for _ in outputs))
-        ticket = outputs[0].ticket
-        wait = self._config.begun_timeout if ticket.begun else ticket.submission.queue_timeout
-        job = _Job(fresh, outputs)
-        self._queue.put_back(
-            job,
-            tokens=self._demand(fresh),
-            priority=fresh.priority,
-            arrival=fresh.arrival,
-            deadline=time.monotonic() + wait,
-        )
-        self._note_job(job)
-
-    def _note_job(self, job: _Job) -> None:
-        for sequence_id, output in zip(job.request.sequence_ids, job.outputs, strict=True):
-            output.sequence_id = sequence_id
-            self._outputs[sequence_id] = output
-            self._jobs[sequence_id] = job
-
-    def _demand(self, request: Request) -> int:
-        """Tokens of KV that the request may come to hold."""
-        longest = len(request.prompt_token_ids) + request.max_tokens
-        return longest * (request.beam_width or len(request.sequence_ids))
-
-    def _check_fits(self, request: Request) -> None:
-        if self._executor is not None:
-            try:
-                self._executor.core.check_fits(request)
-            except CoreDoesNotFit as error:
-                raise DoesNotFit(str(error)) from None
-
-    def _drop_what_cannot_fit(self) -> None:
-        """An executor joined that may be smaller than the one before."""
+    def joined(self, member: Member) -> None:
         for job in list(self._queue):
-            try:
-                self._check_fits(job.request)
-            except DoesNotFit as error:
-                self._end_job(job, EndReason.ERROR, str(error))
+            self._drop_if_hopeless(job)
+        self._pump_soon()
 
-    def _obstacle(self, request: Request) -> str | None:
-        if self._executor is None:
-            return f"no executor: {self._state[1]}"
-        if self._executor.draining:
-            return "the executor is draining"
-        return self._executor.core.obstacle(request)
+    def answered(self, member: Member, result: StepResult) -> None:
+        now = time.monotonic()
+        events = member.core.update(result)
+        self._hand_over([member])
+        self._plan(member)  # first: the executor must not wait for what clients are told
+        for event in events:
+            self._tell(event, now)
+        if events:
+            self._queue.record_served(len(events), now)
 
-    def _note_draining(self, grace_seconds: float) -> None:
-        assert self._executor is not None
-        self._executor.draining = True
-        self._set_state(ExecutorState.DRAINING, f"it stops within {grace_seconds:g} s")
-        self._pump()
+    def drains(self, member: Member) -> None:
+        self._plan(member)
 
-    def _set_state(self, state: ExecutorState, reason: str) -> None:
-        if (state, reason) != self._state:
-            log = self._log.warning if state in (ExecutorState.LOST, ExecutorState.REFUSED) else self._log.info
-            log(f"executor {state.value}", target=self._config.executor, reason=reason or None)
-        self._state = (state, reason)
+    def left(self, member: Member, reason: str) -> None:
+        drained = member.core.drain_all()
+        last = not self._fleet.members and not member.draining
+        if self._config.exit_on_executor_loss and last:
+            lost = ExecutorLost(reason)
+            for output in list(self._outputs.values()):
+                self._end_output(output, EndReason.ERROR, str(lost))
+            raise lost
+        for one in drained:
+            self._requeue(one, reason)
+        self._pump_soon()
+
+    def changed(self) -> None:
         self._notify()
 
     def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    # Steps.
+    # From the queue to a core.
 
     def _pump_soon(self) -> None:
         """Plans at the end of this turn of the loop, so that requests that come together are planned together."""
@@ -363,75 +242,150 @@ class Engine:
             asyncio.get_running_loop().call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Hands over what the core can admit, and sends what it plans."""
+        """Hands over what the cores can admit, and sends what they plan."""
         self._pump_due = False
-        executor = self._executor
-        if executor is None:
-            return
-        if not executor.draining:
-            self._hand_over(executor.core)
-        while (plan := executor.core.schedule()) is not None:
-            self._note_plan(plan, executor)
-            executor.session.send(plan)
-        if executor.draining and not executor.core.has_work and not executor.finished:
-            executor.finished = True
-            executor.session.finish()
+        self._hand_over(self._fleet.accepting)
+        for member in self._fleet.members.values():
+            self._plan(member)
 
-    def _hand_over(self, core: Scheduler) -> None:
-        while (job := self._queue.peek()) is not None and core.obstacle(job.request) is None:
+    def _hand_over(self, members: Iterable[Member]) -> None:
+        """Gives the head of the queue to the best of the members, as long as one can admit it. Nobody overtakes the
+        head: what is large would never run."""
+        open_to_all = [member for member in members if not member.draining]
+        while open_to_all and (job := self._queue.peek()) is not None:
+            request = job.request
+            choice = choose(_known_tokens(request), [_candidate(member, request) for member in open_to_all])
+            if choice is None:
+                return
+            member = open_to_all[choice.candidate]
             self._queue.remove(job)
-            for sequence_id in job.request.sequence_ids:
+            if not member.core.has_work:
+                member.last_answer = time.monotonic()
+            member.core.add(request)
+            for sequence_id in request.sequence_ids:
                 del self._jobs[sequence_id]
-            core.add(job.request)
+                self._places[sequence_id] = member
+            self._log.debug("routed", address=member.address, arrival=request.arrival, reason=choice.reason)
 
-    def _note_plan(self, plan: BatchPlan, executor: _Executor) -> None:
-        """Who runs for the first time, or was set back: what their timings and usage tell."""
-        if executor.core.num_in_flight == 1:
-            self._last_answer = time.monotonic()
+    def _plan(self, member: Member) -> None:
+        while (plan := member.core.schedule()) is not None:
+            self._note_plan(plan, member)
+            member.session.send(plan)
+        if member.draining and not member.core.has_work and not member.told_to_finish:
+            member.told_to_finish = True
+            member.session.finish()
+
+    def _note_plan(self, plan: BatchPlan, member: Member) -> None:
+        """Who runs for the first time here, or was set back: what their timings and usage tell."""
         for new in plan.new:
-            for output in self._outputs_of(new.sequence_id, executor.core):
+            for output in self._outputs_of(new.sequence_id, member):
                 ticket = output.ticket
                 if ticket.first_step_at is None:
-                    ticket.first_step_at = time.monotonic()
-                    sequence = executor.core.sequence(new.sequence_id)
+                    sequence = member.core.sequence(new.sequence_id)
                     assert sequence is not None
+                    ticket.first_step_at = time.monotonic()
                     ticket.num_cached_tokens = sequence.num_cached_tokens
-                if executor.description.incarnation not in ticket.executors:
-                    ticket.executors.append(executor.description.incarnation)
+                if member.incarnation not in ticket.executors:
+                    ticket.executors.append(member.incarnation)
         for sequence_id in plan.preempted:
-            for output in self._outputs_of(sequence_id, executor.core):
+            for output in self._outputs_of(sequence_id, member):
                 output.num_preemptions += 1
 
-    def _outputs_of(self, sequence_id: int, core: Scheduler) -> list[Output]:
-        """The outputs that a sequence stands for: hypotheses of beams for all of their request."""
+    def _outputs_of(self, sequence_id: int, member: Member) -> list[Output]:
+        """The outputs that a sequence stands for: one, or for a hypothesis of a beam search all of its request."""
         if sequence_id in self._outputs:
             return [self._outputs[sequence_id]]
-        sequence = core.sequence(sequence_id)
+        sequence = member.core.sequence(sequence_id)
         ids = sequence.request.sequence_ids if sequence is not None and sequence.beam is not None else ()
         return [self._outputs[i] for i in ids]
-
-    def _take(self, result: StepResult) -> None:
-        executor = self._executor
-        assert executor is not None
-        self._last_answer = now = time.monotonic()
-        events = executor.core.update(result)
-        self._pump()  # first: the executor must not wait for what clients are told
-        for event in events:
-            self._tell(event, now)
-        if events:
-            self._queue.record_served(len(events), now)
 
     def _tell(self, event: TokenEvent, now: float) -> None:
         output = self._outputs.get(event.sequence_id)
         if output is None:
             return  # ended by the service since
+        if event.token_ids:
+            output.suspicions = output.deaths_alone = 0
         if event.finish_reason is not None:
-            del self._outputs[event.sequence_id]
+            self._forget(output)
             if event.error is not None:
                 self._log.warning("sequence failed", sequence_id=event.sequence_id, reason=event.error)
         output.ticket.tell(output, event, now)
 
-    # Ends that the core does not decide.
+    # From a lost executor back to the queue.
+
+    def _requeue(self, drained: Drained, reason: str) -> None:
+        """Under fresh ids: the old ones belong to a core that is gone."""
+        request = drained.request
+        outputs = [self._outputs[sequence_id] for sequence_id in request.sequence_ids]
+        for output in outputs:
+            self._forget(output)
+            if drained.in_flight:
+                output.suspicions += 1
+                output.deaths_alone += request.alone
+        assert self._fleet.model is not None
+        fresh = replace(
+            request,
+            sequence_ids=tuple(next(self._ids) for _ in outputs),
+            alone=any(output.suspicions >= MAX_SUSPICIONS for output in outputs),
+        )
+        job = _Job(fresh, outputs, self._fleet.model.fingerprint)
+        ticket = job.ticket
+        wait = self._config.begun_timeout if ticket.begun else ticket.submission.queue_timeout
+        self._queue.put_back(
+            job,
+            tokens=_demand(fresh),
+            priority=fresh.priority,
+            arrival=fresh.arrival,
+            deadline=time.monotonic() + wait,
+        )
+        self._note_waiting(job)
+        if any(output.deaths_alone >= MAX_DEATHS_ALONE for output in outputs):
+            sentence = f"{MAX_DEATHS_ALONE} executors died while they ran this request alone, the last: {reason}"
+            self._end_job(job, EndReason.ERROR, sentence)
+        else:
+            self._drop_if_hopeless(job)
+
+    def _note_waiting(self, job: _Job) -> None:
+        for sequence_id, output in zip(job.request.sequence_ids, job.outputs, strict=True):
+            output.sequence_id = sequence_id
+            self._outputs[sequence_id] = output
+            self._jobs[sequence_id] = job
+
+    def _drop_if_hopeless(self, job: _Job) -> None:
+        """Ends a job that no executor there is could run to its end."""
+        model = self._fleet.model
+        if not self._fleet.members or model is None:
+            return
+        if job.fingerprint != model.fingerprint:
+            self._end_job(job, EndReason.ERROR, f"the model changed from {job.fingerprint} to {model.fingerprint}")
+            return
+        try:
+            self._check_fits(job.request)
+        except DoesNotFit as error:
+            self._end_job(job, EndReason.ERROR, str(error))
+
+    def _check_fits(self, request: Request) -> None:
+        """Raises DoesNotFit, in the words of the roomiest executor, where it fits none."""
+        refusal: CoreDoesNotFit | None = None
+        for member in sorted(self._fleet.members.values(), key=lambda m: -m.core.capacity):
+            try:
+                member.core.check_fits(request)
+            except CoreDoesNotFit as error:
+                refusal = refusal or error
+            else:
+                return
+        raise DoesNotFit(str(refusal))
+
+    def _why_waiting(self, job: _Job) -> str:
+        accepting = self._fleet.accepting
+        if not accepting:
+            return f"no executor takes requests: {self._fleet.why_none()}"
+        obstacles = {member.address: member.core.obstacle(job.request) for member in accepting}
+        if any(obstacle is None for obstacle in obstacles.values()):
+            return "about to be planned"
+        return "; ".join(f"{address}: {obstacle}" for address, obstacle in obstacles.items())
+
+    # Ends that no core decides.
 
     def _end_output(
         self, output: Output, reason: EndReason, error: str | None = None, num_output_tokens: int | None = None
@@ -440,17 +394,22 @@ class Engine:
         if output.ended:
             return
         sequence_id = output.sequence_id
-        del self._outputs[sequence_id]
-        job = self._jobs.pop(sequence_id, None)
+        job, member = self._jobs.get(sequence_id), self._places.get(sequence_id)
+        self._forget(output)
         if job is not None:
             self._queue.remove(job)  # its other outputs end with this one, or have ended
-        elif self._executor is not None:
+        elif member is not None:
             if num_output_tokens is None:
-                self._executor.core.abort(sequence_id)
+                member.core.abort(sequence_id)
             else:
-                self._executor.core.finish(sequence_id, num_output_tokens)
-            self._pump_soon()
+                member.core.finish(sequence_id, num_output_tokens)
+        self._pump_soon()
         output.ticket.end(output, reason, error, num_output_tokens)
+
+    def _forget(self, output: Output) -> None:
+        del self._outputs[output.sequence_id]
+        self._jobs.pop(output.sequence_id, None)
+        self._places.pop(output.sequence_id, None)
 
     def _end_job(self, job: _Job, reason: EndReason, error: str) -> None:
         for output in job.outputs:
@@ -461,6 +420,44 @@ class Engine:
         while True:
             await asyncio.sleep(0.1)
             for job in self._queue.expire(time.monotonic()):
-                obstacle = self._obstacle(job.request) or "it was about to be planned"
                 reason = EndReason.ERROR if job.ticket.begun else EndReason.TIMEOUT
-                self._end_job(job, reason, f"waited too long to be computed: {obstacle}")
+                self._end_job(job, reason, f"waited too long to be computed: {self._why_waiting(job)}")
+
+
+def _known_tokens(request: Request) -> int:
+    return len(request.prompt_token_ids) + len(request.output_token_ids)
+
+
+def _demand(request: Request) -> int:
+    """Tokens of KV that the request may come to hold."""
+    return (len(request.prompt_token_ids) + request.max_tokens) * (request.beam_width or len(request.sequence_ids))
+
+
+def _candidate(member: Member, request: Request) -> Candidate:
+    core = member.core
+    obstacle = core.obstacle(request)
+    return Candidate(
+        obstacle=obstacle,
+        cached_tokens=core.num_cached_tokens(request) if obstacle is None else 0,
+        queued_tokens=core.num_tokens_to_compute,
+        num_running=core.num_running,
+        num_free_blocks=core.num_free_blocks,
+    )
+
+
+def _with_counters(load: ExecutorLoad, member: Member | None) -> ExecutorLoad:
+    if member is None:
+        return load
+    core, counters = member.core, member.core.counters
+    return replace(
+        load,
+        num_running=core.num_running,
+        num_waiting=core.num_waiting,
+        num_blocks=core.num_blocks,
+        num_free_blocks=core.num_free_blocks,
+        prefix_queries=counters.prefix_queries,
+        prefix_hits=counters.prefix_hits,
+        num_preemptions=counters.preemptions,
+        plans_in_flight=core.num_in_flight,
+        steps=counters.steps,
+    )

@@ -24,6 +24,8 @@ class Output:
     sequence_id: int = 0  # that computes it now
     num_tokens: int = 0  # told
     num_preemptions: int = 0
+    suspicions: int = 0  # executors that died with it in flight, since its last token
+    deaths_alone: int = 0  # of those, with nothing else in flight
     first_token_at: float | None = None
     last_token_at: float | None = None
     ended: bool = False

@@ -27,6 +27,7 @@ from executor.step_thread import StepThread
 from scheduler.core.request import SamplingParams
 from scheduler.core.scheduler import Scheduler
 from scheduler.engine import Engine, EngineConfig
+from scheduler.fleet import FleetConfig
 from scheduler.outputs import OutputFinish, Submission
 
 CACHE = Path("~/.cache/octavo").expanduser()
@@ -53,9 +54,8 @@ class Cluster:
 
     @property
     def core(self) -> Scheduler:
-        executor = self.engine._executor
-        assert executor is not None
-        return executor.core
+        (member,) = self.engine.members.values()
+        return member.core
 
     async def idle(self) -> None:
         """Until nothing runs and the executor was told of every end."""
@@ -103,7 +103,8 @@ async def running(
     executor_pb2_grpc.add_ExecutorServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    engine = Engine(EngineConfig(f"127.0.0.1:{port}", pipeline_depth=pipeline_depth, prefix_caching=prefix_caching))
+    fleet = FleetConfig((f"127.0.0.1:{port}",), pipeline_depth=pipeline_depth, prefix_caching=prefix_caching)
+    engine = Engine(EngineConfig(fleet))
     task = asyncio.create_task(engine.run())
     try:
         while not engine.ready:

@@ -36,7 +36,7 @@ def test_metrics_port_0_is_off() -> None:
         ("", "the following arguments are required: --executors"),
         ("--executors here", "'here' is not HOST:PORT"),
         ("--executors here:99999", "'here:99999' is not HOST:PORT"),
-        ("--executors a:1,b:2", "takes one HOST:PORT, not 2"),
+        ("--executors a:1,::1:2", "an IPv6 address stands in brackets"),
         ("--executors a:1 --port 70000", "'70000' is no port"),
         ("--executors a:1 --queue-timeout -1", "'-1' is no time in seconds"),
         ("--executors a:1 --queue-timeout nan", "'nan' is no time in seconds"),
@@ -52,3 +52,8 @@ def test_a_bad_flag_is_a_sentence_and_exit_code_2(
         parse_config(flags.split())
     assert caught.value.code == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_executors_are_given_in_one_flag_or_several() -> None:
+    config = parse_config(["--executors", "a:1,b:2", "--executors", "[::1]:3"])
+    assert config.executors == ("a:1", "b:2", "[::1]:3")

@@ -1,0 +1,250 @@
+"""The executors there are: who has joined, who was refused and why, who is gone.
+
+One task follows each address: describe, compare with the reference, open a session, hand over what comes, and begin
+again when it ends. Executors are told apart by incarnation, so two names of one executor join once. It knows nothing of
+requests; what members say goes to a `Handler`, synchronously and in order.
+Invariant: a member is in `members` from the handler's `joined` to its `left`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from scheduler.core.plan import StepResult
+from scheduler.core.scheduler import CoreConfig, ProtocolError, Scheduler
+from scheduler.discovery import Discovery
+from scheduler.executor_client import (
+    ClientOptions,
+    Description,
+    ExecutorClient,
+    ExecutorGone,
+    ExecutorRefused,
+    ExecutorSession,
+    ExecutorUnreachable,
+)
+from scheduler.outputs import ExecutorLoad, ExecutorState, ModelInfo
+
+RETRY_UNREACHABLE = 0.2  # seconds
+RETRY_REFUSED = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class FleetConfig:
+    executors: tuple[str, ...]  # targets
+    scheduler_id: str = field(default_factory=lambda: f"scheduler-{uuid.uuid4().hex[:12]}")
+    fingerprint: str | None = None  # None: that of the first one to join
+    pipeline_depth: int = 2
+    prefix_caching: bool = True
+    client: ClientOptions = field(default_factory=ClientOptions)
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """An executor that has joined, and the core that plans for it."""
+
+    address: str
+    description: Description
+    session: ExecutorSession
+    core: Scheduler
+    draining: bool = False  # it takes nothing new
+    drain_reason: str = ""
+    told_to_finish: bool = False  # it was told that no plan follows
+    last_answer: float = field(default_factory=time.monotonic)
+
+    @property
+    def incarnation(self) -> str:
+        return self.description.incarnation
+
+
+class Handler(Protocol):
+    """Whom the fleet tells. Nothing here waits."""
+
+    def joined(self, member: Member) -> None: ...
+
+    def answered(self, member: Member, result: StepResult) -> None:
+        """Raises ProtocolError for a result that answers no plan: the member is lost then."""
+
+    def drains(self, member: Member) -> None: ...
+
+    def left(self, member: Member, reason: str) -> None:
+        """Its session is over; nothing of its pool is of use any more."""
+
+    def changed(self) -> None:
+        """Some address has another state."""
+
+
+@dataclass(slots=True)
+class _Link:
+    """What is known of an address."""
+
+    state: ExecutorState = ExecutorState.CONNECTING
+    reason: str = "not reached yet"
+    incarnation: str = ""
+
+
+class Fleet:
+    def __init__(
+        self,
+        config: FleetConfig,
+        handler: Handler,
+        next_sequence_id: Callable[[], int],
+        discovery: Discovery | None = None,
+    ) -> None:
+        self._config = config
+        self._handler = handler
+        self._next_sequence_id = next_sequence_id
+        self._discovery = discovery or Discovery(config.executors)
+        self._addresses: frozenset[str] = frozenset()
+        self._links: dict[str, _Link] = {}
+        self._session = time.time_ns()
+        self._log = structlog.get_logger("fleet")
+        self.members: dict[str, Member] = {}  # by incarnation
+        self.model: ModelInfo | None = None  # of the last one that joined as the first
+        self.tokenizer_files: Mapping[str, bytes] = {}
+
+    @property
+    def accepting(self) -> list[Member]:
+        """Members that take new requests."""
+        return [member for member in self.members.values() if not member.draining]
+
+    async def run(self) -> None:
+        """Follows all addresses until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as links:
+                async for addresses in self._discovery.changes():
+                    for address in sorted(addresses - self._links.keys()):
+                        self._links[address] = _Link()
+                        links.create_task(self._follow(address), name=f"executor {address}")
+                    self._addresses = addresses
+                    self._handler.changed()
+        finally:
+            await asyncio.gather(*(member.session.close() for member in self.members.values()))
+
+    def describe(self) -> list[tuple[ExecutorLoad, Member | None]]:
+        """Every address with its state, and the member there; counters are the caller's to fill in."""
+        by_address = {member.address: member for member in self.members.values()}
+        return [
+            (ExecutorLoad(address, link.incarnation, link.state, link.reason), by_address.get(address))
+            for address, link in sorted(self._links.items())
+        ]
+
+    def why_none(self) -> str:
+        """A sentence on why nobody takes new requests."""
+        if not self._links:
+            return f"{', '.join(self._config.executors)} has no address"
+        return "; ".join(
+            f"{address} {link.state.value}: {link.reason}" for address, link in sorted(self._links.items())
+        )
+
+    async def _follow(self, address: str) -> None:
+        """One address, for as long as it is in the answers of DNS, or its session lives."""
+        client = ExecutorClient(address, self._config.client)
+        try:
+            while True:
+                member = await self._join(address, client)
+                if member is not None:
+                    await self._serve(member)
+                elif address not in self._addresses:
+                    break
+                refused = self._links[address].state is ExecutorState.REFUSED
+                await asyncio.sleep(RETRY_REFUSED if refused else RETRY_UNREACHABLE)
+        finally:
+            await client.close()
+            del self._links[address]
+
+    async def _join(self, address: str, client: ExecutorClient) -> Member | None:
+        """None: not now; the address' state says why."""
+        try:
+            description = await client.describe()
+            if description.incarnation in self.members:
+                other = self.members[description.incarnation].address
+                self._set_state(address, ExecutorState.CONNECTING, f"the same executor as {other}")
+                return None
+            self._check(description)
+            files = self.tokenizer_files if self.members else await client.tokenizer_files()
+            self._session += 1
+            session = await client.open_session(self._config.scheduler_id, self._session, description.incarnation)
+        except ExecutorUnreachable as error:
+            self._set_state(address, ExecutorState.CONNECTING, str(error))
+            return None
+        except ExecutorRefused as error:
+            self._set_state(address, ExecutorState.REFUSED, str(error))
+            return None
+        try:
+            self._check(description)  # another may have joined as the reference meanwhile
+        except ExecutorRefused as error:
+            await session.close()
+            self._set_state(address, ExecutorState.REFUSED, str(error))
+            return None
+        if not self.members:
+            self.model, self.tokenizer_files = description.model, files
+        return Member(address, description, session, self._core(description))
+
+    def _check(self, description: Description) -> None:
+        """Raises ExecutorRefused naming both values where the executor differs from the reference."""
+        expected = self._config.fingerprint
+        if expected is None and self.members:
+            assert self.model is not None
+            expected = self.model.fingerprint
+        found = description.model.fingerprint
+        if expected is not None and found != expected:
+            raise ExecutorRefused(f"its fingerprint is {found}, expected {expected}")
+
+    def _core(self, description: Description) -> Scheduler:
+        model = description.model
+        config = CoreConfig(
+            num_blocks=description.num_blocks,
+            block_size=model.block_size,
+            max_num_seqs=model.max_num_seqs,
+            max_num_batched_tokens=description.max_num_batched_tokens,
+            max_model_len=model.max_model_len,
+            pipeline_depth=self._config.pipeline_depth,
+            prefix_caching=self._config.prefix_caching,
+        )
+        return Scheduler(config, self._next_sequence_id)
+
+    async def _serve(self, member: Member) -> None:
+        """From `joined` to `left`."""
+        self.members[member.incarnation] = member
+        self._set_state(member.address, ExecutorState.READY, "", member.incarnation)
+        self._handler.joined(member)
+        try:
+            async for answer in member.session.receive():
+                if isinstance(answer, StepResult):
+                    member.last_answer = time.monotonic()
+                    self._handler.answered(member, answer)
+                else:
+                    self.drain(member, f"it stops within {answer.grace_seconds:g} s")
+        except ExecutorGone as error:
+            reason = str(error)
+        except ProtocolError as error:
+            reason = f"it broke the protocol: {error}"
+        else:
+            raise AssertionError("a session ends with its reason")
+        del self.members[member.incarnation]
+        await member.session.close()
+        self._set_state(member.address, ExecutorState.LOST, reason, member.incarnation)
+        self._handler.left(member, reason)
+
+    def drain(self, member: Member, reason: str) -> None:
+        """It takes nothing new from now on; what it runs may finish."""
+        if not member.draining:
+            member.draining = True
+            member.drain_reason = reason
+            self._set_state(member.address, ExecutorState.DRAINING, reason, member.incarnation)
+            self._handler.drains(member)
+
+    def _set_state(self, address: str, state: ExecutorState, reason: str, incarnation: str = "") -> None:
+        link = self._links[address]
+        if (state, reason) != (link.state, link.reason):
+            log = self._log.warning if state in (ExecutorState.LOST, ExecutorState.REFUSED) else self._log.info
+            log(f"executor {state.value}", address=address, incarnation=incarnation or None, reason=reason or None)
+            link.state, link.reason, link.incarnation = state, reason, incarnation
+            self._handler.changed()

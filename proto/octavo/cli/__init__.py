@@ -41,6 +41,11 @@ def _run(words: Sequence[str]) -> int:
                 require_torch()
             command = module(name, *rest)
             os.execv(command[0], command)
+        case ["kernels", *rest]:
+            from octavo.cli.serve import module
+
+            command = module("executor.backends.cuda.report", *rest)
+            os.execv(command[0], command)
 
     from importlib.metadata import version
 

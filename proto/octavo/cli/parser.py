@@ -69,6 +69,7 @@ def build_parser(version: str) -> ArgumentParser:
     _add_client_flags(command("load", "print what runs and what waits on a server"))
     for name in ("scheduler", "executor"):
         commands.add_parser(name, help=f"one {name} alone, with its own flags", add_help=False)
+    commands.add_parser("kernels", help="compile every CUDA kernel and print what each takes", add_help=False)
     return parser
 
 

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from scheduler.core.plan import StepResult
 from scheduler.core.request import FinishReason, Request
 from tests.core.factories import VOCAB, content, create_driver, create_request, force_preemption, rank_candidates
 
@@ -113,6 +114,33 @@ def test_a_hypothesis_may_give_way_at_any_step(when, victim, depth):
     force_preemption(driver.core, beam.live[victim].sequence_id)
     driver.run()
     check(driver, request)
+
+
+def test_an_end_that_is_not_among_the_best_of_a_step_is_no_output():
+    driver = create_driver()
+    driver.core.add(create_request(1, [1], beam_width=2, n=2, stop=[7], max_tokens=2))
+    plan = driver.core.schedule()
+    best = plan.row_sequences[0]
+    driver.core.update(StepResult(plan.step_id, candidates={best: ((5, -0.1), (6, -0.2), (7, -0.3), (4, -9.0))}))
+    plan = driver.core.schedule()
+    worse = tuple((t, -90.0) for t in (1, 2, 3, 4))
+    events = driver.core.update(StepResult(plan.step_id, candidates=dict.fromkeys(plan.row_sequences, worse)))
+    assert [e.finish_reason for e in events] == [FinishReason.LENGTH, FinishReason.LENGTH]
+
+
+def test_an_end_that_is_among_them_is_one():
+    driver = create_driver()
+    driver.core.add(create_request(1, [1], beam_width=2, n=2, stop=[7], max_tokens=2))
+    plan = driver.core.schedule()
+    best = plan.row_sequences[0]
+    driver.core.update(StepResult(plan.step_id, candidates={best: ((5, -0.1), (7, -0.2), (6, -0.3), (4, -9.0))}))
+    plan = driver.core.schedule()
+    worse = tuple((t, -90.0) for t in (1, 2, 3, 4))
+    events = driver.core.update(StepResult(plan.step_id, candidates=dict.fromkeys(plan.row_sequences, worse)))
+    assert [(e.token_ids[0], e.finish_reason, e.cumulative_logprob) for e in events] == [
+        (7, FinishReason.STOP, -0.2),
+        (5, FinishReason.LENGTH, -90.1),
+    ]
 
 
 def test_nothing_is_planned_while_results_of_the_search_are_in_flight():

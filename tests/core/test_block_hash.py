@@ -51,7 +51,14 @@ def test_the_same_string_as_salt_and_as_adapter_makes_two_roots():
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [(("ab", "c"), ("a", "bc")), (("", ""), (" ", "")), (("a", "a"), ("aa", ""))]
+    ("one", "other"),
+    [
+        (("ab", "c"), ("a", "bc")),
+        (("", ""), (" ", "")),
+        (("a", "a"), ("aa", "")),
+        (("", "x"), ("", "y")),
+        (("x", ""), ("y", "")),
+    ],
 )
 def test_no_two_pairs_of_salt_and_adapter_share_a_root(one, other):
     assert root_hash(*one) != root_hash(*other)

@@ -56,13 +56,24 @@ def test_every_output_is_that_of_an_undisturbed_run(depth):
 
 
 def test_nobody_is_admitted_in_a_plan_that_preempts():
-    driver = crowded()
-    driver.step()
-    driver.core.add(create_request(4, [4], max_tokens=2, priority=9))
-    until_preemption(driver)
-    plan = driver.history[-1]
-    assert plan.preempted
-    assert not plan.new
+    """Not even a request that comes before all others and would fit into what was given up."""
+
+    def about_to_preempt(num_steps):
+        driver = create_driver(num_blocks=12, block_size=4, prefix_caching=False)
+        for sequence_id, length in ((1, 5), (2, 5), (3, 17)):
+            driver.core.add(create_request(sequence_id, [sequence_id] * length, max_tokens=12))
+        for _ in range(num_steps):
+            driver.step()
+        return driver
+
+    num_steps = len(until_preemption(about_to_preempt(0)).history) - 1
+    driver = about_to_preempt(num_steps)
+    assert driver.core.counters.preemptions == 0
+    driver.core.add(create_request(4, [4], priority=-1))
+    plan = driver.plan()
+    assert (plan.preempted, list(plan.new)) == ([3], [])
+    driver.answer()
+    assert [n.sequence_id for n in driver.plan().new] == [4]
 
 
 def test_the_preempted_wait_in_their_own_order_before_later_arrivals():

@@ -379,7 +379,7 @@ class Scheduler:
     def _schedule_running(self, draft: _Draft) -> None:
         """Gives running sequences their tokens, in order; out of blocks, the last of them give way. Single tokens are
         set aside first, so that a long prompt is cut into chunks between decodes instead of holding them up."""
-        reserved = sum(self._num_schedulable(s) == 1 for s in self._running)
+        reserved = sum(s.request.alone is draft.alone and self._num_schedulable(s) == 1 for s in self._running)
         for sequence in list(self._running):
             if sequence.status is not Status.RUNNING or sequence.request.alone is not draft.alone:
                 continue  # gave way to one before it, or has another kind of plan

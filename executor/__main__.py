@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 from executor.config import ExecutorConfig, StartupError, parse_arguments
 
 if TYPE_CHECKING:
-    from executor.loading import Loaded
-    from executor.server import Loader
+    from executor.loaded import Loaded, Loader
 
 _PR_SET_PDEATHSIG = 1
 
@@ -47,6 +46,10 @@ def main(arguments: Sequence[str], loader: Loader | None = None) -> int:
 
 
 def _load(config: ExecutorConfig, device_name: str, progress: Callable[[str], None]) -> Loaded:
+    if config.simulate_step_ms is not None:
+        from executor.simulated import load_simulated
+
+        return load_simulated(config, device_name, progress)
     from executor.loading import load
 
     return load(config, device_name, progress)

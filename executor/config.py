@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 DEFAULT_PORT = 50052
+DEFAULT_MODEL = "smollm2"
+SIMULATED_MODEL = "simulated"  # the built-in one
 DEFAULT_MESSAGE_BYTES = 64 << 20
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -25,18 +27,20 @@ class StartupError(Exception):
 class ExecutorConfig:
     """All settings of one executor process."""
 
-    model: str = "smollm2"
+    model: str = DEFAULT_MODEL
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT  # 0 takes a free one
     device: str = "cpu"
-    dtype: str = "auto"  # "auto", "float32", "bfloat16"
+    dtype: str = "auto"  # "auto", "float32", "bfloat16", "float16"
     block_size: int = 16
     kv_cache_memory: int | None = None  # bytes
     num_blocks: int | None = None  # null block included
+    gpu_memory_share: float = 0.9  # of a GPU's memory, for everything this process does there
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     max_model_len: int | None = None  # None: the model's
     deterministic: bool = False
+    simulate_step_ms: float | None = None  # a step takes so long, and no weights are computed
     threads: int | None = None  # None: one for each core this process may use
     cache_dir: Path = Path("~/.cache/octavo")
     grace_period: float = 30.0  # seconds
@@ -64,6 +68,8 @@ def parse_arguments(arguments: Sequence[str], environment: Mapping[str, str]) ->
     """Exits with code 2 and a sentence on stderr if an argument is wrong. The environment names the cache directory."""
     parser = build_parser()
     values = parser.parse_args(arguments)
+    if values.model is None:
+        values.model = DEFAULT_MODEL if values.simulate_step_ms is None else SIMULATED_MODEL
     values.cache_dir = (values.cache_dir or _default_cache_dir(environment)).expanduser()
     config = ExecutorConfig(**{field.name: getattr(values, field.name) for field in fields(ExecutorConfig)})
     problem = _problem(config)
@@ -89,20 +95,31 @@ def _add_model_flags(parser: argparse.ArgumentParser, defaults: ExecutorConfig) 
     parser.add_argument(
         "--model",
         metavar="MODEL",
-        default=defaults.model,
+        default=None,
         help="smollm2 (the demo model), a Hugging Face directory, a .gguf file or a hub id; default smollm2",
     )
-    parser.add_argument("--device", choices=["cpu"], default=defaults.device, help="where the model runs; default cpu")
+    parser.add_argument(
+        "--device", choices=["cpu", "cuda"], default=defaults.device, help="where the model runs; default cpu"
+    )
     parser.add_argument(
         "--dtype",
-        choices=["auto", "float32", "bfloat16"],
+        choices=["auto", "float32", "bfloat16", "float16"],
         default=defaults.dtype,
-        help="format of weights and KV cache; auto is bfloat16 where the CPU multiplies it, else float32; default auto",
+        help="format of weights and KV cache; auto is bfloat16 on a GPU and on a CPU that multiplies it, else float32; "
+        "float16 on a GPU only; default auto",
     )
     parser.add_argument(
         "--deterministic",
         action="store_true",
         help="make every result independent of what else runs in the same step; slower",
+    )
+    parser.add_argument(
+        "--simulate-step-ms",
+        metavar="MS",
+        type=float,
+        default=None,
+        help="compute no model: each step takes so long, and tokens follow from the sequence's own; --model gives the "
+        "tokenizer and the sizes, absent: a tiny built-in one",
     )
     parser.add_argument(
         "--threads", metavar="N", type=int, default=None, help="threads of the model; default one for each core"
@@ -130,7 +147,8 @@ def _add_size_flags(parser: argparse.ArgumentParser, defaults: ExecutorConfig) -
         metavar="BYTES",
         type=_bytes,
         default=None,
-        help="size of the KV cache, as 512M or 4G; default a quarter of the memory that is free, 2G at most",
+        help="size of the KV cache, as 512M or 4G; default on a CPU a quarter of the memory that is free, 2G at most, "
+        "on a GPU what --gpu-memory-share leaves",
     )
     parser.add_argument(
         "--num-blocks",
@@ -138,6 +156,13 @@ def _add_size_flags(parser: argparse.ArgumentParser, defaults: ExecutorConfig) -
         type=int,
         default=None,
         help="size of the KV cache in blocks, instead of --kv-cache-memory",
+    )
+    parser.add_argument(
+        "--gpu-memory-share",
+        metavar="FRACTION",
+        type=float,
+        default=defaults.gpu_memory_share,
+        help="share of the GPU's memory for weights, activations and KV cache together; default 0.9",
     )
     parser.add_argument(
         "--max-num-seqs",
@@ -226,11 +251,15 @@ def _problem(config: ExecutorConfig) -> str | None:
         return f"--num-blocks {config.num_blocks} is less than 2: block 0 is never used"
     if config.num_blocks is not None and config.kv_cache_memory is not None:
         return "--num-blocks and --kv-cache-memory both give the size of the KV cache; give one of them"
+    if not 0 < config.gpu_memory_share <= 1:
+        return f"--gpu-memory-share {config.gpu_memory_share:g} is not in (0, 1]"
     if config.max_num_batched_tokens < config.max_num_seqs:
         return (
             f"--max-num-batched-tokens {config.max_num_batched_tokens} is less than --max-num-seqs "
             f"{config.max_num_seqs}: a step could not give each sequence a token"
         )
+    if config.simulate_step_ms is not None and not 0 <= config.simulate_step_ms < 60_000:
+        return f"--simulate-step-ms {config.simulate_step_ms:g} is not in [0, 60000)"
     if not config.grace_period >= 0:
         return f"--grace-period {config.grace_period} is less than 0"
     if config.max_message_bytes < 1 << 20:

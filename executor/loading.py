@@ -8,7 +8,6 @@ sentence that a user can act on; anything else is a fault of ours.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 
@@ -17,6 +16,7 @@ from executor.backends.cpu.backend import CpuBackend
 from executor.backends.cpu.deterministic import NotDeterministic
 from executor.backends.cpu.memory import available_memory, kv_cache_blocks
 from executor.config import ExecutorConfig, StartupError
+from executor.loaded import Loaded
 from executor.model.errors import ModelError
 from executor.model.loader import LoadedModel, dtype_name, load_model
 from executor.model.resolve import resolve_model
@@ -26,11 +26,6 @@ from executor.served import GenerationDefaults, ServedModel
 
 _DEFAULT_SHARE = 4  # a quarter of what is free
 _DEFAULT_MOST = 2 << 30
-
-
-class Loaded(NamedTuple):
-    model: ServedModel
-    runner: Runner
 
 
 def load(config: ExecutorConfig, device_name: str, progress: Callable[[str], None]) -> Loaded:

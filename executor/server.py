@@ -15,9 +15,7 @@ import signal
 import sys
 import threading
 import uuid
-from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -27,11 +25,9 @@ from grpc_reflection.v1alpha import reflection
 from octavo.v1 import executor_pb2, executor_pb2_grpc
 
 from executor.config import ExecutorConfig, StartupError, format_address
+from executor.loaded import Loaded, Loader
 from executor.service import ExecutorService, ServiceOptions
 from executor.step_thread import StepThread
-
-if TYPE_CHECKING:
-    from executor.loading import Loaded
 
 SERVICE = executor_pb2.DESCRIPTOR.services_by_name["Executor"].full_name
 LIVENESS = "liveness"
@@ -39,8 +35,6 @@ LIVENESS = "liveness"
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _LAST_WORDS = 1.0  # seconds for statuses to reach the peers at the end
-
-Loader = Callable[[ExecutorConfig, str, Callable[[str], None]], "Loaded"]
 
 
 async def serve(config: ExecutorConfig, loader: Loader) -> int:
@@ -53,7 +47,10 @@ class _Process:
         self._config = config
         self._loader = loader
         self._log = structlog.get_logger("executor")
-        self._device_name = f"cpu ({platform.processor() or platform.machine()})"
+        # Until the device is opened, which tells its name.
+        self._device_name = {"cpu": f"cpu ({platform.processor() or platform.machine()})"}.get(
+            config.device, config.device
+        )
         self._service = ExecutorService(
             ServiceOptions(model_name=config.model, device=self._device_name, incarnation=uuid.uuid4().hex)
         )

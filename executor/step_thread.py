@@ -10,14 +10,27 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from executor.plan import BatchPlan, StepResult
 
-if TYPE_CHECKING:
-    from executor.runner import Runner
+
+class StepRunner(Protocol):
+    """What runs plans, one after another and in order."""
+
+    progress: int  # layers computed since the start of the process; other threads read it
+
+    @property
+    def sequences(self) -> Sized:
+        """Those of the session."""
+
+    def reset(self) -> None:
+        """Forgets every sequence."""
+
+    def run(self, plan: BatchPlan, queued_ns: int = 0) -> StepResult:
+        """Raises InvalidPlan, or what the model raises."""
 
 
 class Ticket:
@@ -41,9 +54,9 @@ class _Call:
 
 
 class StepThread:
-    """Runs a `Runner`."""
+    """Runs a `StepRunner`."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: StepRunner) -> None:
         self.runner = runner
         self._running_step = 0
         self._jobs: queue.SimpleQueue[_Step | _Call | None] = queue.SimpleQueue()

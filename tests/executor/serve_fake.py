@@ -15,7 +15,7 @@ from executor.config import ExecutorConfig, StartupError
 from executor.served import GenerationDefaults, ServedModel
 
 if TYPE_CHECKING:
-    from executor.loading import Loaded
+    from executor.loaded import Loaded
 
 
 def load_fake(config: ExecutorConfig, device_name: str, progress: Callable[[str], None]) -> Loaded:
@@ -26,7 +26,8 @@ def load_fake(config: ExecutorConfig, device_name: str, progress: Callable[[str]
         raise StartupError("no model 'broken'")
     if config.model == "faulty":
         raise RuntimeError("a fault of ours")
-    from executor.loading import Loaded, warm_up
+    from executor.loaded import Loaded
+    from executor.loading import warm_up
     from executor.runner import Runner
     from tests.executor.factories import FakeModel, create_limits
 

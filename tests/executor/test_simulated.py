@@ -24,9 +24,7 @@ def create_new(tokens: Sequence[int], sampling: Sampling, sample_index: int = 0)
     return NewSequence(1, tokens, len(PROMPT), 0, [1, 2], sample_index, sampling)
 
 
-def draw(
-    count: int, tokens: Sequence[int] = PROMPT, sampling: Sampling = Sampling(), sample_index: int = 0
-) -> list[int]:
+def draw(count: int, tokens: Sequence[int] = PROMPT, sampling: Sampling = GREEDY, sample_index: int = 0) -> list[int]:
     runner = create_runner()
     new = [create_new(tokens, sampling, sample_index)]
     drawn = []

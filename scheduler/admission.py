@@ -1,43 +1,79 @@
 """The one queue before the cores, bounded in requests and in tokens of KV demand.
 
-Ordered by priority, then arrival. A pure data structure: time comes in as an argument, items are the caller's own and
-only hashed. What is refused learns when room is likely, from the rate at which tokens were served lately.
+Ordered by priority, then by what the tenant was served for its weight, then by arrival. A pure data structure: time
+comes in as an argument, items are the caller's own and only hashed. What is refused learns when room is likely, from
+the rate at which tokens were served lately.
 """
 
 from __future__ import annotations
 
-import heapq
+import itertools
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
+from scheduler.fair_share import FairShare, Tenant
 from scheduler.outputs import QueueFull
+from scheduler.ranking import Ranking
 
 ItemT = TypeVar("ItemT", bound=Hashable)
 
 RATE_WINDOW_SECONDS = 30.0
 MIN_RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 60.0
+DEFAULT_TENANT = "default"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Entry(Generic[ItemT]):
     item: ItemT
     tokens: int
+    place: tuple[int, int]  # arrival; then the order of coming in, for outputs of one request that come back singly
+    deadline: float
+    line: _Line[ItemT]
+
+
+class _Line(Generic[ItemT]):
+    """The requests of one tenant and one priority, in order of arrival. Never empty between calls."""
+
+    def __init__(self, priority: int, tenant: Tenant) -> None:
+        self.priority = priority
+        self.tenant = tenant
+        self.entries: Ranking[_Entry[ItemT]] = Ranking(lambda entry: entry.place)
+
+    @property
+    def head(self) -> _Entry[ItemT]:
+        first = self.entries.first()
+        assert first is not None
+        return first
+
+    def rank(self) -> tuple[int, float, tuple[int, int]]:
+        return (self.priority, self.tenant.served, self.head.place)
+
+
+class WaitingClass(NamedTuple, Generic[ItemT]):
+    """Requests that wait for the same reason: that of their head."""
+
+    tenant: str
+    priority: int
+    num_requests: int
+    head: ItemT
 
 
 class AdmissionQueue(Generic[ItemT]):
     """Requests accepted and not yet given to a core."""
 
-    def __init__(self, max_requests: int, max_tokens: int) -> None:
+    def __init__(self, max_requests: int, max_tokens: int, weights: Mapping[str, float] | None = None) -> None:
         self.max_requests = max_requests
         self.max_tokens = max_tokens
         self.num_tokens = 0  # KV demand of all that wait
         self._entries: dict[ItemT, _Entry[ItemT]] = {}
-        # Heaps may name entries that left: an entry counts only while `_entries` holds it, it and no equal one.
-        self._order: list[tuple[int, int, _Entry[ItemT]]] = []
-        self._deadlines: list[tuple[float, int, _Entry[ItemT]]] = []
+        self._lines: dict[tuple[str, int], _Line[ItemT]] = {}  # by tenant and priority
+        self._order: Ranking[_Line[ItemT]] = Ranking(_Line.rank)
+        self._deadlines: Ranking[_Entry[ItemT]] = Ranking(lambda entry: (entry.deadline, entry.place))
+        self._serials = itertools.count()
+        self._shares = FairShare(weights or {})
         self._rate = _ServiceRate()
 
     def __len__(self) -> int:
@@ -50,32 +86,54 @@ class AdmissionQueue(Generic[ItemT]):
     def __contains__(self, item: object) -> bool:
         return item in self._entries
 
-    def push(self, item: ItemT, *, tokens: int, priority: int, arrival: int, deadline: float, now: float) -> None:
-        """Takes `item` in, with a KV demand of `tokens`, to wait until `deadline`; `arrival` is unique.
+    def push(
+        self,
+        item: ItemT,
+        *,
+        tokens: int,
+        priority: int,
+        arrival: int,
+        deadline: float,
+        now: float,
+        tenant: str = DEFAULT_TENANT,
+    ) -> None:
+        """Takes `item` in, with a KV demand of `tokens`, to wait until `deadline`.
 
         Raises QueueFull. An empty queue takes any single request, however large.
         """
-        assert item not in self._entries
         if len(self._entries) >= self.max_requests:
             raise QueueFull(f"{self.max_requests} requests wait", self.retry_after(now))
         if self._entries and self.num_tokens + tokens > self.max_tokens:
             limit = f"{self.num_tokens} tokens wait, {tokens} more exceed {self.max_tokens}"
             raise QueueFull(limit, self.retry_after(now, tokens))
-        self.put_back(item, tokens=tokens, priority=priority, arrival=arrival, deadline=deadline)
+        self.put_back(item, tokens=tokens, priority=priority, arrival=arrival, deadline=deadline, tenant=tenant)
 
-    def put_back(self, item: ItemT, *, tokens: int, priority: int, arrival: int, deadline: float) -> None:
+    def put_back(
+        self,
+        item: ItemT,
+        *,
+        tokens: int,
+        priority: int,
+        arrival: int,
+        deadline: float,
+        tenant: str = DEFAULT_TENANT,
+    ) -> None:
         """Takes in what was accepted before: the bounds do not apply."""
-        entry = _Entry(item, tokens)
-        self._entries[item] = entry
+        assert item not in self._entries
+        account = self._shares.enter(tenant)
+        line = self._lines.get((tenant, priority))
+        if line is None:
+            line = self._lines[tenant, priority] = _Line(priority, account)
+        entry = self._entries[item] = _Entry(item, tokens, (arrival, next(self._serials)), deadline, line)
         self.num_tokens += tokens
-        heapq.heappush(self._order, (priority, arrival, entry))
-        heapq.heappush(self._deadlines, (deadline, arrival, entry))
+        line.entries.put(entry)
+        self._order.put(line)
+        self._deadlines.put(entry)
 
     def peek(self) -> ItemT | None:
         """The next to be served."""
-        while self._order and not self._waits(self._order[0][2]):
-            heapq.heappop(self._order)
-        return self._order[0][2].item if self._order else None
+        line = self._order.first()
+        return None if line is None else line.head.item
 
     def pop(self) -> ItemT:
         item = self.peek()
@@ -90,28 +148,35 @@ class AdmissionQueue(Generic[ItemT]):
         if entry is None:
             return False
         self.num_tokens -= entry.tokens
-        if len(self._order) > 2 * len(self._entries) + 64:
-            self._order = [place for place in self._order if self._waits(place[2])]
-            heapq.heapify(self._order)
-        if len(self._deadlines) > 2 * len(self._entries) + 64:
-            self._deadlines = [place for place in self._deadlines if self._waits(place[2])]
-            heapq.heapify(self._deadlines)
+        line = entry.line
+        line.entries.discard(entry)
+        self._deadlines.discard(entry)
+        if not line.entries:
+            self._order.discard(line)
+            del self._lines[line.tenant.name, line.priority]
+        self._shares.leave(line.tenant)
         return True
 
     def expire(self, now: float) -> list[ItemT]:
         """Removes and returns those whose deadline has come, the earliest first."""
         expired = []
-        while self._deadlines and (self._deadlines[0][0] <= now or not self._waits(self._deadlines[0][2])):
-            entry = heapq.heappop(self._deadlines)[2]
-            if self._waits(entry):
-                self.remove(entry.item)
-                expired.append(entry.item)
+        while (entry := self._deadlines.first()) is not None and entry.deadline <= now:
+            self.remove(entry.item)
+            expired.append(entry.item)
         return expired
 
     def next_deadline(self) -> float | None:
-        while self._deadlines and not self._waits(self._deadlines[0][2]):
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
+        entry = self._deadlines.first()
+        return None if entry is None else entry.deadline
+
+    def classes(self) -> list[WaitingClass[ItemT]]:
+        """All that wait, by tenant and priority, in the order in which their heads would be served."""
+        lines = sorted(self._lines.values(), key=_Line.rank)
+        return [WaitingClass(line.tenant.name, line.priority, len(line.entries), line.head.item) for line in lines]
+
+    def charge(self, tenant: str, tokens: int) -> None:
+        """So many tokens were computed for this tenant: its requests fall back behind those of others."""
+        self._shares.charge(tenant, tokens)
 
     def record_served(self, tokens: int, now: float) -> None:
         """So many tokens of demand left the queue for good, or were computed: the caller's choice, but always one."""
@@ -127,9 +192,6 @@ class AdmissionQueue(Generic[ItemT]):
         if rate * MAX_RETRY_SECONDS <= excess:
             return MAX_RETRY_SECONDS
         return max(MIN_RETRY_SECONDS, excess / rate)
-
-    def _waits(self, entry: _Entry[ItemT]) -> bool:
-        return self._entries.get(entry.item) is entry
 
 
 class _ServiceRate:

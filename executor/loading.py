@@ -8,13 +8,13 @@ sentence that a user can act on; anything else is a fault of ours.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from executor.backends.base import OutOfMemory
-from executor.backends.cpu.backend import CpuBackend
 from executor.backends.cpu.deterministic import NotDeterministic
-from executor.backends.cpu.memory import available_memory, kv_cache_blocks
+from executor.backends.platform import CacheWish, PlatformError, open_platform
 from executor.config import ExecutorConfig, StartupError
 from executor.loaded import Loaded
 from executor.model.errors import ModelError
@@ -24,35 +24,34 @@ from executor.plan import BatchPlan, Limits, NewSequence, Sampling
 from executor.runner import Runner
 from executor.served import GenerationDefaults, ServedModel
 
-_DEFAULT_SHARE = 4  # a quarter of what is free
-_DEFAULT_MOST = 2 << 30
-
 
 def load(config: ExecutorConfig, device_name: str, progress: Callable[[str], None]) -> Loaded:
     """Everything between the command line and the first plan."""
     torch.set_num_threads(config.num_threads)
     try:
+        platform = open_platform(config.device, config.dtype, config.deterministic)
         resolved = resolve_model(config.model, config.cache_dir, progress)
-        backend = CpuBackend(_dtype(config.dtype), config.deterministic)
+        backend = platform.backend
         model = load_model(resolved.directory, backend, config.cache_dir, config.max_model_len, progress)
-        num_blocks = _num_blocks(config, model)
-        spec = model.kv_cache_spec(num_blocks, config.block_size, model.dtype)
-        progress(f"taking {format_bytes(num_blocks * spec.bytes_per_block)} for {num_blocks} KV blocks")
+        limits = Limits(
+            vocab_size=model.config.vocab_size,
+            block_size=config.block_size,
+            num_blocks=0,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=model.max_model_len,
+        )
+        wish = CacheWish(config.kv_cache_memory, config.num_blocks, config.gpu_memory_share)
+        limits = replace(limits, num_blocks=platform.num_blocks(model, limits, wish))
+        spec = model.kv_cache_spec(limits.num_blocks, config.block_size, model.dtype)
+        progress(f"taking {format_bytes(limits.num_blocks * spec.bytes_per_block)} for {limits.num_blocks} KV blocks")
         backend.allocate_kv_cache(spec)
-    except (ModelError, OutOfMemory, NotDeterministic) as error:
+        runner = Runner(platform.decoder(model, limits, progress), backend, limits)
+    except (ModelError, OutOfMemory, NotDeterministic, PlatformError) as error:
         raise StartupError(str(error)) from error
-    limits = Limits(
-        vocab_size=model.config.vocab_size,
-        block_size=config.block_size,
-        num_blocks=num_blocks,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=model.max_model_len,
-    )
-    runner = Runner(model.decoder, backend, limits)
     progress("warming up")
     warm_up(runner)
-    return Loaded(_served(config, resolved.name, model, limits, device_name), runner)
+    return Loaded(_served(config, resolved.name, model, limits, platform.name), runner)
 
 
 def warm_up(runner: Runner) -> None:
@@ -84,23 +83,6 @@ def format_bytes(size: int) -> str:
         value /= 1024
         units.pop(0)
     return f"{value:.4g} {units[0]}"
-
-
-def _dtype(name: str) -> torch.dtype:
-    if name == "auto":
-        native = torch.cpu._is_avx512_bf16_supported()
-        return torch.bfloat16 if native else torch.float32
-    return torch.bfloat16 if name == "bfloat16" else torch.float32
-
-
-def _num_blocks(config: ExecutorConfig, model: LoadedModel) -> int:
-    """No more than the memory that is free, and than all sequences at their longest could fill."""
-    per_block = model.kv_cache_spec(1, config.block_size, model.dtype).bytes_per_block
-    if config.num_blocks is not None:
-        return kv_cache_blocks(per_block, config.num_blocks * per_block)
-    memory = config.kv_cache_memory or min(available_memory() // _DEFAULT_SHARE, _DEFAULT_MOST)
-    most = config.max_num_seqs * -(-model.max_model_len // config.block_size) + 1
-    return min(kv_cache_blocks(per_block, memory), most)
 
 
 def _served(config: ExecutorConfig, name: str, model: LoadedModel, limits: Limits, device_name: str) -> ServedModel:

@@ -19,18 +19,20 @@ def test_no_flags_give_the_defaults() -> None:
 
 def test_every_flag_arrives() -> None:
     flags = (
-        "--model m --host ::1 --port 0 --device cpu --dtype bfloat16 --block-size 32 --kv-cache-memory 3G "
-        "--max-num-seqs 5 --max-num-batched-tokens 6 --max-model-len 7 --deterministic --threads 2 --cache-dir /c "
-        "--grace-period 1.5 --max-message-bytes 8M --log-format json --log-level debug --exit-with-parent"
+        "--model m --host ::1 --port 0 --device cuda --dtype float16 --block-size 32 --kv-cache-memory 3G "
+        "--gpu-memory-share 0.5 --max-num-seqs 5 --max-num-batched-tokens 6 --max-model-len 7 --deterministic "
+        "--threads 2 --cache-dir /c --grace-period 1.5 --max-message-bytes 8M --log-format json --log-level debug --exit-with-parent"
     )
     config = parse(*flags.split())
     assert config == ExecutorConfig(
         model="m",
         host="::1",
         port=0,
-        dtype="bfloat16",
+        device="cuda",
+        dtype="float16",
         block_size=32,
         kv_cache_memory=3 << 30,
+        gpu_memory_share=0.5,
         max_num_seqs=5,
         max_num_batched_tokens=6,
         max_model_len=7,
@@ -75,7 +77,10 @@ def test_sizes_have_units(text: str, size: int) -> None:
         ("--grace-period nan", "--grace-period nan is less than 0"),
         ("--max-message-bytes 5", "less than 1M"),
         ("--block-size 8", "invalid choice: 8"),
-        ("--dtype float16", "invalid choice: 'float16'"),
+        ("--dtype float8", "invalid choice: 'float8'"),
+        ("--device tpu", "invalid choice: 'tpu'"),
+        ("--gpu-memory-share 1.5", "--gpu-memory-share 1.5 is not in (0, 1]"),
+        ("--gpu-memory-share nan", "--gpu-memory-share nan is not in (0, 1]"),
         ("--unknown", "unrecognized arguments: --unknown"),
     ],
 )

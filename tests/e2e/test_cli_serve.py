@@ -27,7 +27,7 @@ def test_demo_streams_the_models_answer() -> None:
 
 
 def test_ctrl_c_stops_the_demo_in_the_middle_of_its_answer() -> None:
-    with Running("demo", "Count to a thousand.", "--max-tokens=2000", *SMALL[1:]) as running:
+    with Running("demo", "Name three uses of a paper clip.", "--max-tokens=2000", *SMALL[1:]) as running:
         running.wait_for(lambda: any("ready after" in line for line in running.stderr))
         children = running.children()
         running.interrupt()

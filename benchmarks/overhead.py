@@ -109,7 +109,7 @@ class Stopwatch:
 async def measure_overhead(executor: str) -> dict[str, float]:
     engine = Engine(EngineConfig(FleetConfig((executor,), pipeline_depth=1)))
     running = asyncio.create_task(engine.run())
-    while not engine.ready:
+    while not engine.ready:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     watch = Stopwatch()
     watch.watch(engine)
@@ -141,7 +141,7 @@ async def measure_first_delta(executor: str) -> dict[str, float]:
     server = Server(SchedulerConfig(executors=(executor,), port=0), engine)
     await server.start()
     serving = asyncio.create_task(server.run())
-    while not engine.ready:
+    while not engine.ready:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     watch = Stopwatch()
     watch.watch(engine)

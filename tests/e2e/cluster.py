@@ -1,4 +1,4 @@
-"""An executor's service and an engine in this process, over a real gRPC stream on loopback.
+"""An executor's service and a scheduler in this process, over a real gRPC stream on loopback.
 
 Weights are loaded once and shared; each cluster has limits, KV cache and step thread of its own, so that one model can
 be run with many budgets, pools and pipeline depths.
@@ -24,11 +24,13 @@ from executor.runner import Runner
 from executor.served import GenerationDefaults, ServedModel
 from executor.service import ExecutorService, ServiceOptions
 from executor.step_thread import StepThread
+from scheduler.config import SchedulerConfig
 from scheduler.core.request import SamplingParams
 from scheduler.core.scheduler import Scheduler
 from scheduler.engine import Engine, EngineConfig
 from scheduler.fleet import FleetConfig
 from scheduler.outputs import OutputFinish, Submission
+from scheduler.server import Server
 
 CACHE = Path("~/.cache/octavo").expanduser()
 
@@ -51,6 +53,7 @@ class Cluster:
     engine: Engine
     runner: Runner
     service: ExecutorService
+    address: str  # of the scheduler's service
 
     @property
     def core(self) -> Scheduler:
@@ -60,7 +63,7 @@ class Cluster:
     async def idle(self) -> None:
         """Until nothing runs and the executor was told of every end."""
         async with asyncio.timeout(10):
-            while self.core.has_work:
+            while self.core.has_work:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
 
@@ -84,35 +87,35 @@ async def running(
     service = ExecutorService(ServiceOptions("test", "cpu", "incarnation-1"))
     steps = StepThread(runner)
     steps.start()
-    service.serve(
-        ServedModel(
-            "test",
-            "fingerprint",
-            chosen,
-            "float32",
-            "float32",
-            model.eos_token_ids,
-            GenerationDefaults(),
-            False,
-            "cpu",
-            {},
-        ),
-        steps,
+    served = ServedModel(
+        name="test",
+        fingerprint="fingerprint",
+        limits=chosen,
+        dtype="float32",
+        kv_dtype="float32",
+        eos_token_ids=model.eos_token_ids,
+        defaults=GenerationDefaults(),
+        deterministic=False,
+        device="cpu",
+        tokenizer_files=model.tokenizer_files,
     )
+    service.serve(served, steps)
     server = grpc.aio.server()
     executor_pb2_grpc.add_ExecutorServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     fleet = FleetConfig((f"127.0.0.1:{port}",), pipeline_depth=pipeline_depth, prefix_caching=prefix_caching)
     engine = Engine(EngineConfig(fleet))
-    task = asyncio.create_task(engine.run())
+    front = Server(SchedulerConfig(executors=fleet.executors, port=0), engine)
+    await front.start()
+    task = asyncio.create_task(front.run())
     try:
-        while not engine.ready:
+        while not engine.ready:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        yield Cluster(engine, runner, service)
+        yield Cluster(engine, runner, service, f"127.0.0.1:{front.port}")
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        front.stop()
+        await task
         await server.stop(0)
         steps.stop(5)
 

@@ -90,6 +90,7 @@ class Fleet:
 
     engine: Engine
     executors: list[LocalExecutor]
+    task: asyncio.Task[None]  # the engine's
 
     def core(self, executor: LocalExecutor) -> Scheduler:
         return self.engine.members[executor.incarnation].core
@@ -110,19 +111,23 @@ async def fleet(
     wait: bool = True,
     client: ClientOptions | None = None,
     fleet_settings: dict[str, object] | None = None,
+    may_end: bool = False,
     **engine: object,
 ) -> AsyncIterator[Fleet]:
-    """Starts executors that have no port yet, and an engine that knows them all."""
+    """Starts executors that have no port yet, and an engine that knows them all; `may_end`: the engine's end is what
+    the test is about."""
     for executor in executors:
         if not executor.port:
             await executor.start()
     names = tuple(targets or [executor.address for executor in executors])
     config = FleetConfig(names, client=client or client_options(), **(fleet_settings or {}))  # type: ignore[arg-type]
-    running = Fleet(Engine(EngineConfig(config, **engine)), list(executors))  # type: ignore[arg-type]
-    task = asyncio.create_task(running.engine.run())
+    serving = Engine(EngineConfig(config, **engine))  # type: ignore[arg-type]
+    task = asyncio.create_task(serving.run())
+    running = Fleet(serving, list(executors), task)
     test = asyncio.current_task()
     assert test is not None
-    task.add_done_callback(lambda done: None if done.cancelled() else test.cancel())  # rather than wait for ever
+    if not may_end:
+        task.add_done_callback(lambda done: None if done.cancelled() else test.cancel())  # rather than wait for ever
     try:
         if wait:
             await until(lambda: len(running.engine.members) == len(executors))
@@ -131,8 +136,9 @@ async def fleet(
         task.cancel()
         for executor in running.executors:
             await executor.kill()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        ended = await asyncio.gather(task, return_exceptions=True)
+        if not may_end and not isinstance(ended[0], asyncio.CancelledError):
+            raise AssertionError("the engine ended") from ended[0]
 
 
 async def until(holds: Callable[[], bool], seconds: float = 10.0) -> None:

@@ -147,10 +147,9 @@ async def test_a_draining_engine_takes_nothing_new_and_finishes_what_runs() -> N
 
 async def test_the_loss_of_the_only_executor_can_stop_the_engine() -> None:
     executor = LocalExecutor()
-    async with fleet(executor, exit_on_executor_loss=True) as running:
+    async with fleet(executor, may_end=True, exit_on_executor_loss=True) as running:
         ticket = running.engine.submit(submission((1, 2), 30))
         await until(lambda: ticket.outputs[0].num_tokens >= 2)
-        task = next(t for t in asyncio.all_tasks() if getattr(t.get_coro(), "__qualname__", "") == "Engine.run")
         executor.model.fails_with = RuntimeError("out of thin air")
         heard = await read_one(ticket)
         assert heard.finish is not None
@@ -158,7 +157,7 @@ async def test_the_loss_of_the_only_executor_can_stop_the_engine() -> None:
         assert "RuntimeError: out of thin air" in str(heard.finish.error)
         assert heard.token_ids == greedy((1, 2), len(heard.token_ids))
         with pytest.raises(ExecutorLost, match="out of thin air"):
-            await task
+            await running.task
 
 
 async def test_an_executor_with_another_fingerprint_is_refused_and_both_are_named() -> None:

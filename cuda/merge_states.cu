@@ -4,10 +4,9 @@
 //   slot. The row is sum_i w_i * out_i with w_i = e^(lse_i - max) / sum_j e^(lse_j - max): two passes over a handful of
 //   slots, the first for the maximum, so that no exponent overflows whatever the logits.
 // Layout: partial_out [num_slots, num_heads, HEAD_SIZE] fp32, partial_lse [num_slots, num_heads] fp32 (natural log),
-//   out [num_rows, num_heads, HEAD_SIZE] SCALAR. merges [max_merges, 4] int32: (row, first slot, end slot, 0); the
-//   slots of a row are neighbours. num_merges [1] int32: how many of them count. The grid is fixed per graph, the count
-//   is not; rows that were not split have no entry and were written by the attention kernel itself.
-// Grid (max_merges, num_heads); HEAD_SIZE / 4 threads, four elements each. No shared memory.
+//   out [num_tokens, num_heads, HEAD_SIZE] SCALAR. Row r owns slots [slot_ptr[r], slot_ptr[r + 1]) and is token
+//   token_rows[r] (int64), or token r where that is null. A row without slots was not split, and is left as it is.
+// Grid (num_rows, num_heads); HEAD_SIZE / 4 threads, four elements each. No shared memory.
 // Bound by: launch and two dependent reads; the bytes are few and lie in L2.
 #include "common.cuh"
 
@@ -15,10 +14,9 @@ static_assert(HEAD_SIZE % 4 == 0, "four elements a thread");
 
 extern "C" __global__ void __launch_bounds__(HEAD_SIZE / 4)
     merge_states(SCALAR* __restrict__ out, const float* __restrict__ partial_out, const float* __restrict__ partial_lse,
-                 const int* __restrict__ merges, const int* __restrict__ num_merges) {
-    if (int(blockIdx.x) >= *num_merges) return;
-    const int4 merge = *reinterpret_cast<const int4*>(merges + int64_t(blockIdx.x) * 4);
-    const int row = merge.x, first = merge.y, end = merge.z;
+                 const int* __restrict__ slot_ptr, const int64_t* __restrict__ token_rows) {
+    const int row = blockIdx.x, first = slot_ptr[row], end = slot_ptr[row + 1];
+    if (first == end) return;
     const int head = blockIdx.y, num_heads = gridDim.y, d = threadIdx.x * 4;
 
     float largest = negative_infinity();
@@ -38,6 +36,7 @@ extern "C" __global__ void __launch_bounds__(HEAD_SIZE / 4)
         sum.w += weight * x.w;
     }
     const float scale = weights > 0.0f ? 1.0f / weights : 0.0f;
-    store4(out + (int64_t(row) * num_heads + head) * HEAD_SIZE + d,
+    const int64_t token = token_rows == nullptr ? row : token_rows[row];
+    store4(out + (token * num_heads + head) * HEAD_SIZE + d,
            make_float4(sum.x * scale, sum.y * scale, sum.z * scale, sum.w * scale));
 }

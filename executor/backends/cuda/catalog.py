@@ -6,6 +6,11 @@ asserts that what they can ask for is listed here.
 
 from __future__ import annotations
 
+import torch
+
+from executor.backends.cuda.attention_decode import DecodeShape, decode_launch
+from executor.backends.cuda.compile import ARCHITECTURES
+from executor.backends.cuda.launch import shared_limit
 from executor.backends.cuda.sources import KernelSource, kernel
 
 SCALARS = ("bf16", "fp16", "fp32")
@@ -21,6 +26,20 @@ def merge_states() -> list[KernelSource]:
     ]
 
 
+def decode() -> list[KernelSource]:
+    """What decode_launch answers for any model, cache and architecture: by heads on a K/V head, 1, 2 and more."""
+    sources = [
+        decode_launch(DecodeShape(heads, 1, head_size, block_size, dtype, kv_dtype), limit).source
+        for dtype in (torch.bfloat16, torch.float16, torch.float32)
+        for kv_dtype in (dtype, torch.float8_e4m3fn)
+        for head_size in HEAD_SIZES
+        for block_size in BLOCK_SIZES
+        for heads in (1, 2, 4)
+        for limit in sorted({shared_limit(arch) for arch in ARCHITECTURES})
+    ]
+    return list(dict.fromkeys(sources))
+
+
 def catalog() -> list[KernelSource]:
     """All kernels, by family."""
-    return [*merge_states()]
+    return [*merge_states(), *decode()]

@@ -25,8 +25,14 @@ Argument = torch.Tensor | np.int32 | np.int64 | np.float32 | None
 Dimensions = tuple[int, int, int]
 
 # Shared memory that one block may take, in bytes, by architecture; a kernel gets more than 48 KiB only when asked for.
-SHARED_LIMITS = {"80": 163 << 10, "86": 99 << 10, "89": 99 << 10, "90": 227 << 10, "100": 227 << 10, "120": 99 << 10}
+_SHARED_LIMITS = {"80": 163 << 10, "87": 163 << 10, "90": 227 << 10, "100": 227 << 10, "103": 227 << 10}
+_SHARED_OF_OTHERS = 99 << 10
 _STATIC_LIMIT = 48 << 10
+
+
+def shared_limit(arch: str) -> int:
+    """Bytes of shared memory that one block may take on an architecture from "80" on."""
+    return _SHARED_LIMITS.get(arch, _SHARED_OF_OTHERS)
 
 
 class Launcher(Protocol):
@@ -66,7 +72,7 @@ def boxed(args: Sequence[Argument]) -> list[int | np.int32 | np.int64 | np.float
                 values.append(argument.data_ptr())
             case None:
                 values.append(0)
-            case np.int32() | np.int64() | np.float32():
+            case _ if isinstance(argument, np.int32 | np.int64 | np.float32):
                 values.append(argument)
             case _:
                 raise TypeError(f"kernel argument {position} is a {type(argument).__name__}: give np.int32 or the like")
@@ -82,8 +88,7 @@ class DeviceLauncher:
         self._arch = f"{major}{minor}"
         self._compiler = compiler or KernelCompiler()
         self._functions: dict[KernelSource, tuple[Function, int]] = {}
-        properties = torch.cuda.get_device_properties(device)
-        self._shared_limit = int(properties.shared_memory_per_block_optin)
+        self._shared_limit = shared_limit(self._arch)
 
     @property
     def shared_limit(self) -> int:

@@ -24,7 +24,7 @@
 #define __grid_constant__
 #define __constant__ static
 #define __shared__ static __attribute__((section("cusim_shared")))
-#define __align__(n) alignas(n)
+#define __align__(n) __attribute__((aligned(n)))
 
 // ---- vector types
 struct alignas(8) float2 { float x, y; };

@@ -85,8 +85,16 @@ def prefill_source(scalar: str, kv: str, head_size: int, block_size: int) -> Ker
             "prefill_simt", "prefill_simt.cu", SCALAR=scalar, KV=kv, HEAD_SIZE=head_size, BLOCK_SIZE=block_size
         )
     rows, keys = (128, 64) if head_size <= 128 else (64, 32)
-    constants = {"SCALAR": scalar, "KV": kv, "HEAD_SIZE": head_size, "BLOCK_SIZE": block_size}
-    return kernel("prefill", "prefill.cu", **constants, ROWS=rows, KEYS=keys)
+    return kernel(
+        "prefill",
+        "prefill.cu",
+        SCALAR=scalar,
+        KV=kv,
+        HEAD_SIZE=head_size,
+        BLOCK_SIZE=block_size,
+        ROWS=rows,
+        KEYS=keys,
+    )
 
 
 class PrefillAttention:
@@ -124,17 +132,14 @@ class PrefillAttention:
         """Writes the rows of `out` [num_tokens, num_heads, head_size] that the tiles name, and no others.
 
         q [num_tokens, num_heads, head_size]: tokens may lie apart (inside the fused qkv row), heads may not. Caches
-        [num_blocks, num_kv_heads, block_size, head_size]; tiles [num_tiles, 2], query_start_loc [num_seqs + 1], seq_lens
-        [num_seqs] and block_tables [num_seqs, max_blocks] int32. window: the last so many keys are visible, the query's own
-        counted. k_scale, v_scale: what an fp8 cache's values were divided by.
+        [num_blocks, num_kv_heads, block_size, head_size]; tiles [num_tiles, 2], query_start_loc [num_seqs + 1],
+        seq_lens [num_seqs] and block_tables [num_seqs, max_blocks] int32. window: the last so many keys are visible,
+        the query's own counted. k_scale, v_scale: what an fp8 cache's values were divided by.
         """
         spec = self.spec
         num_seqs = len(seq_lens)
-        assert q.dtype == spec.dtype and q.shape[1:] == (spec.num_heads, spec.head_size), (
-            "q has another shape or format"
-        )
-        assert q.stride(2) == 1 and q.stride(1) == spec.head_size, "the heads of a token of q are not contiguous"
-        assert q.stride(0) * q.element_size() % 16 == 0 and q.data_ptr() % 16 == 0, "q is not aligned to 16 bytes"
+        check("a token of q", q[:1], spec.dtype, None, spec.num_heads, spec.head_size)
+        assert q.stride(0) * q.element_size() % 16 == 0, "the tokens of q are not aligned to 16 bytes"
         check("out", out, spec.dtype, len(q), spec.num_heads, spec.head_size)
         for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
             check(name, cache, spec.kv_dtype, None, spec.num_kv_heads, spec.block_size, spec.head_size)

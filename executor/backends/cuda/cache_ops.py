@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from executor.backends.cuda.formats import check
-from executor.backends.cuda.launch import Launcher
+from executor.backends.cuda.launch import Argument, Launcher
 from executor.backends.cuda.sources import KernelSource, kernel
 
 _PIECE = 256 * 16  # bytes of a row that a block of threads takes
@@ -55,7 +55,7 @@ class GatherRows:
         self._launcher = launcher
 
     def __call__(self, table: torch.Tensor, indices: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """table [num_table_rows, size], rows of a multiple of 16 bytes; indices [num_rows] int64 -> [num_rows, size]."""
+        """table [n, size], rows of a multiple of 16 bytes; indices [num_rows] int64 -> [num_rows, size]."""
         check("table", table, table.dtype, None, None)
         check("indices", indices, torch.int64, None)
         size = table.shape[1]
@@ -64,7 +64,7 @@ class GatherRows:
         out = table.new_empty(len(indices), size) if out is None else out
         check("out", out, table.dtype, len(indices), size)
         grid = (len(indices), -(-row_bytes // _PIECE), 1)
-        arguments = [_bytes(out), _bytes(table), indices, np.int64(row_bytes)]
+        arguments: list[Argument] = [_bytes(out), _bytes(table), indices, np.int64(row_bytes)]
         self._launcher.launch(gather_rows_source(), grid, (256, 1, 1), 0, arguments)
         return out
 

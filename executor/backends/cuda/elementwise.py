@@ -159,12 +159,12 @@ class RopeKvWrite:
     ) -> None:
         """q_out [num_tokens, num_heads, head_size]; caches [num_blocks, num_kv_heads, block_size, head_size]; qkv
         [num_tokens, (num_heads + 2 * num_kv_heads) * head_size], rows may lie apart; cos_sin [max_positions, head_size]
-        fp32; positions and slot_mapping [num_tokens] int64, slot -1 writes nothing; norm weights [head_size]. An fp8 cache
-        is given value / scale."""
+        fp32; positions and slot_mapping [num_tokens] int64, slot -1 writes nothing; norm weights [head_size]. An fp8
+        cache is given value / scale."""
         spec = self.spec
         num_tokens, heads = len(qkv), spec.num_heads + 2 * spec.num_kv_heads
-        assert qkv.dtype == spec.dtype and qkv.shape[1] == heads * spec.head_size, "qkv has another shape or format"
-        assert qkv.stride(1) == 1 and qkv.stride(0) * qkv.element_size() % 16 == 0, "rows of qkv are not aligned"
+        check("a row of qkv", qkv[:1], spec.dtype, None, heads * spec.head_size)
+        assert qkv.stride(0) * qkv.element_size() % 16 == 0, "rows of qkv are not aligned to 16 bytes"
         check("q_out", q_out, spec.dtype, num_tokens, spec.num_heads, spec.head_size)
         for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
             check(name, cache, spec.kv_dtype, None, spec.num_kv_heads, spec.block_size, spec.head_size)

@@ -23,10 +23,11 @@ def format_name(dtype: torch.dtype) -> str:
 
 
 def check(name: str, tensor: torch.Tensor, dtype: torch.dtype, *shape: int | None) -> None:
-    """Asserts format, shape (None: any size) and that the tensor is contiguous and aligned to 16 bytes if it has floats."""
+    """Asserts format, shape (None: any size), contiguity, and of floats that they start at a multiple of 16 bytes."""
     assert tensor.dtype == dtype, f"{name} is {tensor.dtype}, not {dtype}"
-    assert tensor.dim() == len(shape) and all(
-        wanted is None or size == wanted for size, wanted in zip(tensor.shape, shape, strict=True)
-    ), f"{name} has shape {list(tensor.shape)}, not {list(shape)}"
+    fits = tensor.dim() == len(shape) and all(
+        want in (None, size) for size, want in zip(tensor.shape, shape, strict=True)
+    )
+    assert fits, f"{name} has shape {list(tensor.shape)}, not {list(shape)}"
     assert tensor.is_contiguous(), f"{name} is not contiguous"
     assert not dtype.is_floating_point or tensor.data_ptr() % 16 == 0, f"{name} is not aligned to 16 bytes"

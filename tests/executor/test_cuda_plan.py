@@ -24,8 +24,8 @@ from executor.backends.cuda.plan import (
 lengths = st.lists(st.integers(1, 5000), min_size=1, max_size=40)
 
 
-def plan(seq_lens: list[int], num_kv_heads: int = 8, num_ctas: int = 132, **options: object) -> DecodePlan:
-    return decode_plan(np.array(seq_lens, np.int32), num_kv_heads, num_ctas, **options)  # type: ignore[arg-type]
+def plan(seq_lens: list[int], ctas_per_item: int = 8, num_ctas: int = 132, **options: object) -> DecodePlan:
+    return decode_plan(np.array(seq_lens, np.int32), ctas_per_item, num_ctas, **options)  # type: ignore[arg-type]
 
 
 def covered(decode: DecodePlan, row: int) -> list[tuple[int, int]]:
@@ -35,9 +35,9 @@ def covered(decode: DecodePlan, row: int) -> list[tuple[int, int]]:
 
 @given(lengths, st.one_of(st.none(), st.integers(1, 600)), st.booleans(), st.integers(1, 8), st.integers(1, 300))
 def test_the_items_of_a_row_cover_what_it_sees_once(
-    seq_lens: list[int], window: int | None, deterministic: bool, num_kv_heads: int, num_ctas: int
+    seq_lens: list[int], window: int | None, deterministic: bool, ctas_per_item: int, num_ctas: int
 ) -> None:
-    decode = plan(seq_lens, num_kv_heads, num_ctas, window=window, deterministic=deterministic)
+    decode = plan(seq_lens, ctas_per_item, num_ctas, window=window, deterministic=deterministic)
     for row, length in enumerate(seq_lens):
         spans = covered(decode, row)
         start = 0 if window is None else max(0, length - window)
@@ -49,8 +49,8 @@ def test_the_items_of_a_row_cover_what_it_sees_once(
 
 
 @given(lengths, st.integers(1, 8), st.integers(1, 300))
-def test_slots_are_those_of_split_rows_in_row_order(seq_lens: list[int], num_kv_heads: int, num_ctas: int) -> None:
-    decode = plan(seq_lens, num_kv_heads, num_ctas)
+def test_slots_are_those_of_split_rows_in_row_order(seq_lens: list[int], ctas_per_item: int, num_ctas: int) -> None:
+    decode = plan(seq_lens, ctas_per_item, num_ctas)
     for row in range(len(seq_lens)):
         own = [(begin, slot) for item_row, begin, _, slot in decode.items.tolist() if item_row == row]
         slots = [slot for _, slot in sorted(own)]
@@ -59,9 +59,9 @@ def test_slots_are_those_of_split_rows_in_row_order(seq_lens: list[int], num_kv_
 
 
 @given(lengths, st.integers(1, 8), st.integers(1, 300))
-def test_items_fit_the_fixed_grid(seq_lens: list[int], num_kv_heads: int, num_ctas: int) -> None:
-    decode = plan(seq_lens, num_kv_heads, num_ctas)
-    most = max_items(len(seq_lens), num_kv_heads, num_ctas)
+def test_items_fit_the_fixed_grid(seq_lens: list[int], ctas_per_item: int, num_ctas: int) -> None:
+    decode = plan(seq_lens, ctas_per_item, num_ctas)
+    most = max_items(len(seq_lens), ctas_per_item, num_ctas)
     assert len(decode.items) <= most
     assert decode.num_slots <= most
 
@@ -79,14 +79,14 @@ def test_the_chunk_is_the_smallest_that_fills_the_machine_once(seq_lens: list[in
 
 
 def test_one_long_sequence_is_spread_over_the_machine() -> None:
-    decode = plan([4096], num_kv_heads=8, num_ctas=132)
+    decode = plan([4096], ctas_per_item=8, num_ctas=132)
     assert decode.chunk == 256  # 16 items of 8 thread blocks
     assert decode.items[0].tolist() == [0, 0, 256, 0]
     assert decode.slot_ptr.tolist() == [0, 16]
 
 
 def test_a_full_batch_is_not_split() -> None:
-    decode = plan([4096] * 64, num_kv_heads=8, num_ctas=132)
+    decode = plan([4096] * 64, ctas_per_item=8, num_ctas=132)
     assert decode.items.shape == (64, 4)
     assert set(decode.items[:, 3].tolist()) == {-1}
     assert decode.num_slots == 0
@@ -97,7 +97,7 @@ def test_long_rows_start_first() -> None:
 
 
 def test_a_last_item_may_be_of_one_token() -> None:
-    assert covered(plan([257], num_kv_heads=1, num_ctas=3), 0) == [(0, 128), (128, 256), (256, 257)]
+    assert covered(plan([257], ctas_per_item=1, num_ctas=3), 0) == [(0, 128), (128, 256), (256, 257)]
 
 
 def test_padding_has_no_items() -> None:

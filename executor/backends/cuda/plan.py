@@ -42,21 +42,21 @@ class DecodePlan:
 
 def decode_plan(
     seq_lens: Ints | Longs,
-    num_kv_heads: int,
+    ctas_per_item: int,
     num_ctas: int,
     window: int | None = None,
     deterministic: bool = False,
 ) -> DecodePlan:
     """seq_lens [num_rows]: keys of each row, the query's own counted. 0 is padding: such a row has no item.
 
-    `num_ctas`: thread blocks that run on the device at once; one item takes `num_kv_heads` of them.
+    `num_ctas`: thread blocks that run on the device at once; one item takes `ctas_per_item` of them.
     """
     ends = np.asarray(seq_lens, np.int64)
     begins = np.zeros_like(ends) if window is None else np.maximum(ends - window, 0) // TILE * TILE
     if deterministic:
         chunk, origins = DETERMINISTIC_CHUNK, np.zeros_like(begins)
     else:
-        chunk, origins = choose_chunk(ends - begins, max(1, num_ctas // num_kv_heads)), begins
+        chunk, origins = choose_chunk(ends - begins, max(1, num_ctas // ctas_per_item)), begins
     first = (begins - origins) // chunk
     counts = np.where(ends > 0, -(-(ends - origins) // chunk) - first, 0)
     slots = np.where(counts > 1, counts, 0)
@@ -90,9 +90,9 @@ def choose_chunk(spans: Longs, max_items: int) -> int:
     return low * TILE
 
 
-def max_items(num_rows: int, num_kv_heads: int, num_ctas: int) -> int:
+def max_items(num_rows: int, ctas_per_item: int, num_ctas: int) -> int:
     """The most items that `decode_plan` gives `num_rows` rows outside the deterministic mode, and the most slots."""
-    return max(num_rows, num_ctas // num_kv_heads)
+    return max(num_rows, num_ctas // ctas_per_item)
 
 
 def prefill_tiles(query_lens: Ints | Longs, seq_lens: Ints | Longs, tile_tokens: int) -> Ints:

@@ -29,7 +29,7 @@ Array = npt.NDArray[np.generic]
 class WorkShape:
     """What the lists depend on besides lengths; fixed for the life of a backend."""
 
-    num_kv_heads: int
+    ctas_per_item: int  # thread blocks of the decode kernel that one item takes: K/V heads times groups of their heads
     num_ctas: int  # thread blocks of the decode kernel that run on the device at once
     tile_tokens: int  # queries of one sequence in a prefill tile
     deterministic: bool
@@ -169,7 +169,7 @@ def _add_decode(
     arrays["decode.block_tables"] = tables
     num_slots: dict[Window, int] = {}
     for window in windows:
-        plan = decode_plan(seq_lens, shape.num_kv_heads, shape.num_ctas, window, shape.deterministic)
+        plan = decode_plan(seq_lens, shape.ctas_per_item, shape.num_ctas, window, shape.deterministic)
         _add_plan(arrays, window, plan, len(plan.items))
         num_slots[window] = plan.num_slots
     return num_slots
@@ -197,9 +197,9 @@ def bucket_step(
         "logits_indices": np.arange(num_rows),
         "decode.seq_lens": seq_lens,
     }
-    capacity = max_items(num_rows, shape.num_kv_heads, shape.num_ctas)
+    capacity = max_items(num_rows, shape.ctas_per_item, shape.num_ctas)
     for window in windows:
-        plan = decode_plan(seq_lens, shape.num_kv_heads, shape.num_ctas, window)
+        plan = decode_plan(seq_lens, shape.ctas_per_item, shape.num_ctas, window)
         _add_plan(arrays, window, plan, capacity)
     return HostStep(arrays, windows, dict.fromkeys(windows, capacity))
 

@@ -1,0 +1,186 @@
+"""Steps on a device: staged in one copy, decode steps in buckets. A replayed bucket says what an eager step says, and
+the deterministic mode says the same of a position however it came.
+
+The graphs here are `Rerun`s: the same shapes, padding, buffers and fixed grids as a captured graph, on the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from executor.backends.base import AttentionMetadata
+from executor.backends.cuda.graphs import Rerun, StagedDecoder, buckets
+from executor.backends.cuda.staging import Staging, staged_bytes
+from executor.model.loader import LoadedModel, load_model
+from tests.executor.model.factories import create_tiny_model, random_tokens
+from tests.executor.simulated import SimulatedBackend
+
+torch.set_num_threads(1)
+
+BLOCK = 16
+MAX_BLOCKS = 6
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Qwen2 with windows in some layers; a head size that the kernels are made for."""
+    return create_tiny_model(
+        tmp_path_factory.mktemp("tiny"), "qwen2-windows", head_dim=64, num_key_value_heads=1, num_hidden_layers=2
+    ).directory
+
+
+class Steps:
+    """Drives a decoder with sequences whose blocks are interleaved."""
+
+    def __init__(self, model: LoadedModel, backend: SimulatedBackend, graphs: bool, max_bucket: int = 8) -> None:
+        backend.allocate_kv_cache(model.kv_cache_spec(64, BLOCK, backend.dtype))
+        for cache in (*backend.keys, *backend.values):
+            cache.fill_(torch.nan)
+        backend.use_heads(model.config.num_heads)
+        windows = tuple(dict.fromkeys(model.config.sliding_windows))
+        self.decoder = StagedDecoder(
+            model.decoder, backend, windows, MAX_BLOCKS, Rerun() if graphs else None, max_bucket
+        )
+        self.decoder.capture_all()
+        self._lengths: dict[int, int] = {}
+        self.layers_seen = 0
+
+    def run(self, rows: dict[int, Sequence[int]], logits_of: Sequence[int] | None = None) -> torch.Tensor:
+        """Logits of the last token of each row, or of those rows that `logits_of` names."""
+        counts = [len(tokens) for tokens in rows.values()]
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        ends = [self._lengths.get(number, 0) + count for number, count in zip(rows, counts, strict=True)]
+        self._lengths.update(zip(rows, ends, strict=True))
+        places = [
+            (number, end - count + i)
+            for number, end, count in zip(rows, ends, counts, strict=True)
+            for i in range(count)
+        ]
+        width = -(-max(ends) // BLOCK)
+        last = torch.tensor(starts[1:] - 1)
+        logits = self.decoder.forward(
+            torch.tensor([token for tokens in rows.values() for token in tokens]),
+            AttentionMetadata(
+                query_start_loc=torch.tensor(starts, dtype=torch.int32),
+                seq_lens=torch.tensor(ends, dtype=torch.int32),
+                block_tables=torch.tensor(
+                    [
+                        [self._block(number, i) if i * BLOCK < end else 0 for i in range(width)]
+                        for number, end in zip(rows, ends, strict=True)
+                    ],
+                    dtype=torch.int32,
+                ),
+                slot_mapping=torch.tensor(
+                    [self._block(number, i // BLOCK) * BLOCK + i % BLOCK for number, i in places]
+                ),
+                positions=torch.tensor([i for _, i in places]),
+                max_query_len=max(counts),
+                max_seq_len=max(ends),
+            ),
+            last if logits_of is None else last[list(logits_of)],
+            self._advance,
+        )
+        return logits.clone()
+
+    def _block(self, number: int, index: int) -> int:
+        return 1 + number + 9 * index
+
+    def _advance(self) -> None:
+        self.layers_seen += 1
+
+
+def steps(directory: Path, graphs: bool, **options: object) -> Steps:
+    backend = SimulatedBackend(torch.float32, **options)  # type: ignore[arg-type]
+    return Steps(load_model(directory, backend, directory), backend, graphs)
+
+
+def test_a_replayed_step_says_what_an_eager_one_says(directory: Path) -> None:
+    eager, graphs = steps(directory, False), steps(directory, True)
+    prompts = {number: random_tokens(20 + 9 * number, seed=number) for number in range(3)}
+    torch.testing.assert_close(graphs.run(prompts), eager.run(prompts), rtol=0, atol=0)
+    for step in range(20):
+        rows = {number: [random_tokens(1, seed=100 + step)[0]] for number in range(1 + step % 3)}
+        torch.testing.assert_close(graphs.run(rows), eager.run(rows), rtol=1e-4, atol=1e-4)
+
+
+def test_rows_that_do_not_sample_have_no_logits(directory: Path) -> None:
+    whole, part = steps(directory, True), steps(directory, True)
+    rows = {0: [5], 1: [6], 2: [7]}
+    assert torch.equal(part.run(rows, logits_of=[0, 2]), whole.run(rows)[[0, 2]])
+
+
+def test_padding_writes_nothing_and_disturbs_nobody(directory: Path) -> None:
+    """Five rows in a bucket of eight; then what an earlier, fuller step left in the buffers must not show."""
+    fresh, used = steps(directory, True), steps(directory, True)
+    used.run({number: [9] for number in range(8)})
+    rows = {number: [3 + number] for number in range(5)}
+    for number in rows:
+        used._lengths[number] = 0
+    assert torch.equal(used.run(rows), fresh.run(rows))
+    null_block = used.decoder._backend.keys[0][0]  # type: ignore[attr-defined]
+    assert null_block.isnan().all()
+
+
+def test_more_rows_than_the_largest_bucket_run_eagerly(directory: Path) -> None:
+    graphs = steps(directory, True)
+    assert graphs.run({number: [4] for number in range(9)}).shape == (9, 128)
+
+
+def test_progress_is_told_for_each_layer_of_a_replay(directory: Path) -> None:
+    graphs = steps(directory, True)
+    graphs.run({0: [5]})
+    assert graphs.layers_seen == 2
+
+
+def test_a_deterministic_position_has_the_same_bits_however_it_came(directory: Path) -> None:
+    tokens = random_tokens(70)
+    whole = steps(directory, True, deterministic=True)
+    assert whole.decoder.num_graphs == 0
+    expected = whole.run({0: tokens})
+    for chunk in (1, 7, 33):
+        chunked = steps(directory, True, deterministic=True)
+        for start in range(0, len(tokens), chunk):
+            others = {number: random_tokens(3, seed=start + number) for number in (1, 2)} if start < 30 else {}
+            last = chunked.run({0: tokens[start : start + chunk], **others})[:1]
+        assert torch.equal(last, expected), chunk
+
+
+def test_buckets_end_with_the_most_rows() -> None:
+    assert buckets(1) == [1]
+    assert buckets(3) == [1, 2, 3]
+    assert buckets(64) == [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]
+    assert buckets(100)[-4:] == [64, 80, 96, 100]
+
+
+def test_staging_keeps_addresses_for_the_same_shapes() -> None:
+    staging = Staging(torch.device("cpu"), 256)
+    first = staging.upload({"a": np.arange(3, dtype=np.int64), "b": np.ones((2, 2), np.float32)})
+    addresses = {name: tensor.data_ptr() for name, tensor in first.items()}
+    second = staging.upload({"a": np.arange(3, 6, dtype=np.int64), "b": np.zeros((2, 2), np.float32)})
+    assert {name: tensor.data_ptr() for name, tensor in second.items()} == addresses
+    assert second["a"].tolist() == [3, 4, 5]
+    assert first["b"].tolist() == [[0, 0], [0, 0]]  # views of the one device buffer
+
+
+def test_staging_grows_where_it_may() -> None:
+    staging = Staging(torch.device("cpu"), 16)
+    assert staging.upload({"a": np.arange(100, dtype=np.int32)})["a"].tolist() == list(range(100))
+
+
+def test_staging_for_graphs_never_moves() -> None:
+    staging = Staging(torch.device("cpu"), 16, may_grow=False)
+    with pytest.raises(AssertionError, match="400 bytes in a staging buffer of 16"):
+        staging.upload({"a": np.arange(100, dtype=np.int32)})
+
+
+def test_what_is_staged_is_aligned_for_the_widest_load() -> None:
+    arrays = {"a": np.zeros(1, np.int32), "b": np.zeros(0, np.int32), "c": np.zeros(5, np.int32)}
+    tensors = Staging(torch.device("cpu"), 256).upload(arrays)
+    assert staged_bytes(arrays) == 48
+    assert (tensors["c"].data_ptr() - tensors["a"].data_ptr()) == 16
+    assert tensors["b"].shape == (0,)

@@ -24,7 +24,7 @@ class BlockPool:
         self._ref_cnt = [0] * num_blocks
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._parent_of: list[bytes] = [b""] * num_blocks  # hash of what a hashed block was computed on
-        self._writer_of = [0] * num_blocks  # sequence that computed a hashed block
+        self._writer_of = [0] * num_blocks  # request that computed a hashed block, by its first output's id
         self._block_of: dict[bytes, int] = {}  # the index: one block for each hash
 
     @property
@@ -71,7 +71,7 @@ class BlockPool:
             self._block_of[block_hash] = block_id
 
     def writer(self, block_id: int) -> int:
-        """The sequence that computed a block that is in the index."""
+        """The request, by its first output, that computed a block which is in the index."""
         return self._writer_of[block_id]
 
     def forget(self, block_id: int) -> None:

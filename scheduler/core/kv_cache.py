@@ -21,7 +21,7 @@ from scheduler.core.request import Sequence
 class Extension(NamedTuple):
     """What a sequence's table gained for the tokens of one step."""
 
-    table: TableUpdate | None
+    table: TableUpdate
     copy: Copy | None
 
 
@@ -84,9 +84,9 @@ class KVCache:
     # Tables.
 
     def num_blocks_needed(self, sequence: Sequence, num_tokens: int) -> int:
-        """Free blocks that the next `num_tokens` tokens of the sequence take."""
-        needed = self.num_blocks_of(sequence.num_computed_tokens + num_tokens) - len(sequence.block_table)
-        return needed + (self._shared_last_block(sequence) is not None)
+        """Free blocks that the next `num_tokens` tokens of the sequence take; 0 means it has the slots."""
+        needed = -(-(sequence.num_computed_tokens + num_tokens) // self.block_size) - len(sequence.block_table)
+        return needed + (sequence.may_share_last_block and self._shared_last_block(sequence) is not None)
 
     def extend(self, sequence: Sequence, num_tokens: int) -> Extension:
         """Gives the sequence the slots of its next `num_tokens` tokens. The blocks needed must be free."""
@@ -103,14 +103,14 @@ class KVCache:
             sequence.num_adopted_blocks = min(sequence.num_adopted_blocks, start)
         for _ in range(self.num_blocks_of(sequence.num_computed_tokens + num_tokens) - len(table)):
             table.append(self.pool.allocate())
-        grown = table[start:]
-        return Extension(TableUpdate(sequence.sequence_id, start, tuple(grown)) if grown else None, copy)
+        return Extension(TableUpdate(sequence.sequence_id, start, tuple(table[start:])), copy)
 
     def _shared_last_block(self, sequence: Sequence) -> int | None:
         """The partly filled block that the next token goes to, if others hold it too."""
         index, offset = divmod(sequence.num_computed_tokens, self.block_size)
         if offset and self.pool.ref_cnt(sequence.block_table[index]) > 1:
             return sequence.block_table[index]
+        sequence.may_share_last_block = False
         return None
 
     def share(self, parent: Sequence, child: Sequence) -> None:
@@ -119,6 +119,7 @@ class KVCache:
             self.pool.touch(block_id)
         child.block_table = list(parent.block_table)
         child.num_adopted_blocks = len(child.block_table)
+        parent.may_share_last_block = child.may_share_last_block = True
         child.block_hashes = list(parent.block_hashes)
 
     def free(self, sequence: Sequence) -> None:
@@ -144,7 +145,7 @@ class KVCache:
     def expect(self, sequence: Sequence, start: int, end: int) -> range:
         """A plan in flight computes [start, end): the blocks that it fills are pending, if their ids are known.
         Returns their indices, for `settle`."""
-        if not self._prefix_caching or start // self.block_size == end // self.block_size:
+        if not self._prefix_caching:
             return range(0)
         self._extend_hashes(sequence)
         indices = range(start // self.block_size, min(end // self.block_size, len(sequence.block_hashes)))
@@ -161,12 +162,12 @@ class KVCache:
 
     def commit(self, sequence: Sequence, start: int, end: int) -> None:
         """K/V of [start, end) is in the sequence's blocks: those that this filled can be found from now on."""
-        if not self._prefix_caching or start // self.block_size == end // self.block_size:
+        if not self._prefix_caching:
             return
         self._extend_hashes(sequence)
         for index in range(start // self.block_size, end // self.block_size):
             parent = sequence.block_hashes[index - 1] if index else b""
-            self.pool.index(sequence.block_table[index], sequence.block_hashes[index], parent, sequence.sequence_id)
+            self.pool.index(sequence.block_table[index], sequence.block_hashes[index], parent, _writer(sequence))
 
     def forget_computed_by(self, sequence: Sequence) -> set[int]:
         """Takes every block that the sequence computed, in this generation or before, out of the index, and with it
@@ -176,7 +177,7 @@ class KVCache:
         hashes = []
         for block_hash in sequence.block_hashes:
             block_id = self.pool.lookup(block_hash)
-            if block_id is not None and self.pool.writer(block_id) == sequence.sequence_id:
+            if block_id is not None and self.pool.writer(block_id) == _writer(sequence):
                 self.pool.forget(block_id)
                 bad.add(block_id)
                 hashes.append(block_hash)
@@ -204,3 +205,8 @@ class KVCache:
                 found = self.pool.hash_of(block_id)
                 if found is not None:
                     assert found == chain[index], f"block {block_id} has a hash of other contents"
+
+
+def _writer(sequence: Sequence) -> int:
+    """Who answers for a block: the whole request, since its outputs are copies of each other."""
+    return sequence.request.sequence_ids[0]

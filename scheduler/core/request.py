@@ -93,6 +93,7 @@ class Sequence:
     request: Request
     sample_index: int
     token_ids: list[int]  # the prompt, then the outputs told
+    num_prompt_tokens: int
     max_tokens: int  # of outputs
     siblings: tuple[tuple[int, int], ...] = ()  # (sequence_id, sample index) that begin when the prompt is computed
     beam: BeamSearch | None = None
@@ -110,12 +111,9 @@ class Sequence:
     high_water: int = 0  # positions below were computed at least once
     next_prompt_logprob: int = 1  # prompt positions below were told
     block_table: list[int] = field(default_factory=list)
+    may_share_last_block: bool = False  # it was forked since its last block was found to be its own
     num_adopted_blocks: int = 0  # of the table, from its beginning: computed by others
     block_hashes: list[bytes] = field(default_factory=list)  # of its full blocks whose ids are all known
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.request.prompt_token_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -124,7 +122,7 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         """Outputs told; placeholders do not count."""
-        return len(self.token_ids) - len(self.request.prompt_token_ids)
+        return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def wants_prompt_logprobs(self) -> bool:

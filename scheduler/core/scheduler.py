@@ -26,7 +26,17 @@ from typing import NamedTuple
 from scheduler.core.beam import BeamSearch, Candidates, Continuation
 from scheduler.core.block_hash import hash_chain
 from scheduler.core.kv_cache import KVCache
-from scheduler.core.plan import BatchPlan, Copy, Fork, NewSequence, PromptLogprobs, StepResult, TableUpdate, TokenEvent
+from scheduler.core.plan import (
+    BatchPlan,
+    Copy,
+    Fork,
+    NewSequence,
+    PromptLogprobs,
+    StepResult,
+    TableUpdate,
+    TokenEvent,
+    TokenLogprobs,
+)
 from scheduler.core.request import DoesNotFit, FinishReason, Request, Sequence, Status
 
 
@@ -71,6 +81,9 @@ class Drained(NamedTuple):
 
 class ProtocolError(Exception):
     """The executor's answer does not belong to the plan it answers."""
+
+
+_NO_BLOCKS = range(0)
 
 
 class _Row(NamedTuple):
@@ -235,6 +248,7 @@ class Scheduler:
             sample_index=sample_index,
             request=request,
             token_ids=[*request.prompt_token_ids, *request.output_token_ids],
+            num_prompt_tokens=len(request.prompt_token_ids),
             max_tokens=self._output_limit(request),
             siblings=tuple(siblings),
             next_prompt_logprob=max(1, request.num_prompt_logprobs_told),
@@ -346,30 +360,27 @@ class Scheduler:
             raise ProtocolError(f"result of step {result.step_id}, expected {expected}")
         step = self._in_flight.popleft()
         tokens = dict(result.tokens)
+        block_size, finished = self.config.block_size, Status.FINISHED
         events: list[TokenEvent] = []
-        for row in step.rows:
-            sequence = row.sequence
+        for sequence, sequence_id, generation, start, end, samples, pending, parent_id in step.rows:
             sequence.num_in_flight -= 1
-            if row.pending:
-                self._kv.settle(sequence, row.pending)
-            if sequence.status is Status.FINISHED or row.generation < sequence.valid_from:
+            if pending:
+                self._kv.settle(sequence, pending)
+            if sequence.status is finished or generation < sequence.valid_from:
                 continue
-            error = result.errors.get(row.sequence_id)
-            if error is None and row.parent_id is not None:
-                error = result.errors.get(row.parent_id)
-            if error is not None:
+            if result.errors and (error := _error(sequence_id, parent_id, result)) is not None:
                 self._fail(sequence, error, events)
                 continue
-            if row.generation == sequence.generation:
-                self._kv.commit(sequence, row.start, row.end)
+            if end // block_size > start // block_size and generation == sequence.generation:
+                self._kv.commit(sequence, start, end)
             if result.prompt_logprobs:
                 self._tell_prompt_logprobs(sequence, result, events)
-            if not row.samples:
+            if not samples:
                 continue
-            if sequence.beam is None and row.sequence_id in tokens:
-                self._append(sequence, tokens[row.sequence_id], result, events)
-            elif sequence.beam is not None and row.sequence_id in result.candidates:
-                self._take_candidates(sequence, result.candidates[row.sequence_id], events)
+            if sequence.beam is None and sequence_id in tokens:
+                self._append(sequence, tokens[sequence_id], result, events)
+            elif sequence.beam is not None and sequence_id in result.candidates:
+                self._take_candidates(sequence, result.candidates[sequence_id], events)
             else:  # not an exception: what this result brought to others must still be told
                 self._fail(sequence, f"the executor's answer to step {result.step_id} passes it over", events)
         return events
@@ -377,65 +388,64 @@ class Scheduler:
     # Running sequences.
 
     def _schedule_running(self, draft: _Draft) -> None:
-        """Gives running sequences their tokens, in order; out of blocks, the last of them give way. Single tokens are
-        set aside first, so that a long prompt is cut into chunks between decodes instead of holding them up."""
-        reserved = sum(s.request.alone is draft.alone and self._num_schedulable(s) == 1 for s in self._running)
-        for sequence in list(self._running):
-            if sequence.status is not Status.RUNNING or sequence.request.alone is not draft.alone:
+        """Gives running sequences their tokens, in order; out of blocks, the last of them give way. One token is set
+        aside for each that comes later, so that a long prompt is cut into chunks between decodes instead of holding
+        them up."""
+        running, running_status = list(self._running), Status.RUNNING
+        for index, sequence in enumerate(running):
+            if sequence.status is not running_status or (self._num_alone and sequence.request.alone is not draft.alone):
                 continue  # gave way to one before it, or has another kind of plan
             num_tokens = self._num_schedulable(sequence)
-            if num_tokens == 1:
-                reserved -= 1
-                num_tokens = min(1, draft.budget)
-            else:
-                num_tokens = min(num_tokens, draft.budget - reserved)
-            if num_tokens <= 0:
+            if num_tokens > 1:
+                num_later = 0 if draft.alone else len(running) - 1 - index
+                num_tokens = min(num_tokens, draft.budget - num_later)
+            if num_tokens <= 0 or not draft.budget:
                 continue
-            while self._kv.num_blocks_needed(sequence, num_tokens) > self.num_free_blocks:
+            while (needed := self._kv.num_blocks_needed(sequence, num_tokens)) and needed > self.num_free_blocks:
                 victim = self._running[-1]
                 self._preempt(victim)
                 draft.preempted = True
                 if victim is sequence:
                     return
-            self._run(sequence, num_tokens, draft)
+            self._run(sequence, num_tokens, needed > 0, draft)
             if draft.alone:
                 return
 
     def _num_schedulable(self, sequence: Sequence) -> int:
         """Tokens to compute, as far as they are known to be wanted."""
-        if sequence.num_placeholders and sequence.num_output_tokens + sequence.num_placeholders >= sequence.max_tokens:
+        num_tokens = len(sequence.token_ids) + sequence.num_placeholders
+        if sequence.num_placeholders and num_tokens - sequence.num_prompt_tokens >= sequence.max_tokens:
             return 0  # what is in flight ends it
-        return sequence.num_tokens - sequence.num_computed_tokens
+        return num_tokens - sequence.num_computed_tokens
 
-    def _run(self, sequence: Sequence, num_tokens: int, draft: _Draft) -> None:
-        """Puts the next `num_tokens` tokens of a running sequence into the plan."""
+    def _run(self, sequence: Sequence, num_tokens: int, needs_blocks: bool, draft: _Draft) -> None:
+        """Puts the next `num_tokens` tokens of a running sequence into the plan. In a steady decode this is all that
+        is done for it, so each line counts."""
         start = sequence.num_computed_tokens
         end = start + num_tokens
-        table, copy = self._kv.extend(sequence, num_tokens)
-        if copy is not None:
-            draft.copies.append(copy)
+        extension = self._kv.extend(sequence, num_tokens) if needs_blocks else None
+        if extension is not None and extension.copy is not None:
+            draft.copies.append(extension.copy)
         if not sequence.on_executor:
             draft.new.append(self._introduce(sequence))
-        elif table is not None:
-            draft.tables.append(table)
-        draft.row_sequences.append(sequence.sequence_id)
-        draft.row_tokens.append(num_tokens)
-        draft.budget -= num_tokens
-        self.counters.computed_tokens += num_tokens
-        if start < sequence.high_water:
-            self.counters.recomputed_tokens += min(end, sequence.high_water) - start
-        sequence.high_water = max(sequence.high_water, end)
-        samples = end == sequence.num_tokens
-        pending = (
-            self._kv.expect(sequence, start, end)
-            if end // self.config.block_size > start // self.config.block_size
-            else range(0)
-        )
+        elif extension is not None:
+            draft.tables.append(extension.table)
+        crosses = end // self.config.block_size > start // self.config.block_size
+        pending = self._kv.expect(sequence, start, end) if crosses else _NO_BLOCKS
+        samples = end == len(sequence.token_ids) + sequence.num_placeholders
         sequence.num_computed_tokens = end
         sequence.num_in_flight += 1
+        draft.row_sequences.append(sequence.sequence_id)
+        draft.row_tokens.append(num_tokens)
         draft.rows.append(_Row(sequence, sequence.sequence_id, sequence.generation, start, end, samples, pending))
+        draft.budget -= num_tokens
+        if start < sequence.high_water:
+            self.counters.recomputed_tokens += min(end, sequence.high_water) - start
+        if end > sequence.high_water:
+            sequence.high_water = end
         if samples and sequence.beam is None:
-            self._begin_siblings(sequence, draft)
+            if sequence.siblings:
+                self._begin_siblings(sequence, draft)
             sequence.num_placeholders += 1
 
     def _introduce(self, sequence: Sequence) -> NewSequence:
@@ -472,6 +482,7 @@ class Scheduler:
             sample_index=sample_index,
             request=parent.request,
             token_ids=list(parent.token_ids),
+            num_prompt_tokens=parent.num_prompt_tokens,
             max_tokens=parent.max_tokens,
             beam=parent.beam,
             status=Status.RUNNING,
@@ -525,7 +536,7 @@ class Scheduler:
                 return
             self._admit(sequence, prefix)
             num_tokens = min(sequence.num_tokens - sequence.num_computed_tokens, draft.budget)
-            self._run(sequence, num_tokens, draft)
+            self._run(sequence, num_tokens, self._kv.num_blocks_needed(sequence, num_tokens) > 0, draft)
 
     def _fits_whole(self, sequence: Sequence, prefix: list[int]) -> bool:
         """There are blocks for the whole known sequence, besides those promised to running ones and one more for each
@@ -570,6 +581,7 @@ class Scheduler:
     def _commit(self, draft: _Draft) -> BatchPlan:
         self._step_id += 1
         self.counters.steps += 1
+        self.counters.computed_tokens += self.config.max_num_batched_tokens - draft.budget
         self._in_flight.append(_Step(self._step_id, draft.rows, draft.alone))
         self._alone_is_next = not draft.alone
         plan = BatchPlan(
@@ -589,24 +601,19 @@ class Scheduler:
 
     def _append(self, sequence: Sequence, token_id: int, result: StepResult, events: list[TokenEvent]) -> None:
         """A sampled token came: tell it, and end the sequence where it says so."""
-        position = sequence.num_output_tokens
+        request = sequence.request
+        position = len(sequence.token_ids) - sequence.num_prompt_tokens
         sequence.token_ids.append(token_id)
         sequence.num_placeholders -= 1
         reason = None
-        if token_id in sequence.request.sampling.stop_token_ids and position >= sequence.request.sampling.min_tokens:
+        if token_id in request.sampling.stop_token_ids and position >= request.sampling.min_tokens:
             reason = FinishReason.STOP
         elif position + 1 >= sequence.max_tokens:
             reason = FinishReason.LENGTH
-        logprobs = result.logprobs.get(sequence.sequence_id) if result.logprobs else None
-        events.append(
-            TokenEvent(
-                sequence.sequence_id,
-                position,
-                (token_id,),
-                logprobs=() if logprobs is None else (logprobs,),
-                finish_reason=reason,
-            )
-        )
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if result.logprobs and sequence.sequence_id in result.logprobs:
+            logprobs = (result.logprobs[sequence.sequence_id],)
+        events.append(TokenEvent(sequence.sequence_id, position, (token_id,), logprobs, None, reason))
         if reason is not None:
             self._end(sequence)
 
@@ -632,7 +639,7 @@ class Scheduler:
             self._end(sequence)
         events.extend(TokenEvent(i, told, finish_reason=FinishReason.ERROR, error=error) for i in ids)
         for other in list(self._running):
-            if not bad.isdisjoint(other.block_table):
+            if other.request is sequence.request or not bad.isdisjoint(other.block_table):
                 self._preempt(other, keep_late=False)
 
     def _ids(self, sequence: Sequence) -> list[int]:
@@ -755,6 +762,13 @@ class Scheduler:
             for row in step.rows:
                 pending.update(row.sequence.block_hashes[i] for i in row.pending)
         self._kv.check_integrity(self._running, pending)
+
+
+def _error(sequence_id: int, parent_id: int | None, result: StepResult) -> str | None:
+    """What went wrong with a row's sequence; a fork whose parent failed has failed too."""
+    if parent_id is not None and parent_id in result.errors:
+        return result.errors.get(sequence_id, result.errors[parent_id])
+    return result.errors.get(sequence_id)
 
 
 def _order(sequence: Sequence) -> tuple[int, int, int]:

@@ -65,8 +65,8 @@ FAULTS = [
     Fault(
         "steps are planned beyond the last token",
         "scheduler",
-        "sequence.num_output_tokens + sequence.num_placeholders >= sequence.max_tokens",
-        "sequence.num_output_tokens + sequence.num_placeholders > sequence.max_tokens",
+        "num_tokens - sequence.num_prompt_tokens >= sequence.max_tokens",
+        "num_tokens - sequence.num_prompt_tokens > sequence.max_tokens",
         "pipelining",
     ),
     Fault(
@@ -107,8 +107,8 @@ FAULTS = [
     Fault(
         "news come after the end",
         "scheduler",
-        "if sequence.status is Status.FINISHED or row.generation",
-        "if row.generation",
+        "if sequence.status is finished or generation",
+        "if generation",
         "pipelining",
     ),
     Fault(
@@ -135,12 +135,12 @@ FAULTS = [
     Fault(
         "who shares a failed block goes on",
         "scheduler",
-        "if not bad.isdisjoint(other.block_table):",
-        "if False:",
+        "or not bad.isdisjoint(other.block_table):",
+        ":",
         "prefix_cache",
     ),
     Fault(
-        "a long prompt takes the decodes' tokens", "scheduler", "draft.budget - reserved", "draft.budget", "batching"
+        "a long prompt takes the decodes' tokens", "scheduler", "draft.budget - num_later", "draft.budget", "batching"
     ),
     Fault(
         "log probabilities of the prompt are told again",

@@ -9,8 +9,12 @@ from __future__ import annotations
 import torch
 
 from executor.backends.cuda.attention_decode import DecodeShape, decode_launch
+from executor.backends.cuda.attention_prefill import prefill_source
+from executor.backends.cuda.cache_ops import copy_blocks_source, gather_rows_source
 from executor.backends.cuda.compile import ARCHITECTURES
+from executor.backends.cuda.elementwise import ITEMS, rms_norm_source, rope_source, silu_mul_source
 from executor.backends.cuda.launch import shared_limit
+from executor.backends.cuda.sampling import adjust_source, sample_source
 from executor.backends.cuda.sources import KernelSource, kernel
 
 SCALARS = ("bf16", "fp16", "fp32")
@@ -40,6 +44,39 @@ def decode() -> list[KernelSource]:
     return list(dict.fromkeys(sources))
 
 
+def prefill() -> list[KernelSource]:
+    return [
+        prefill_source(scalar, kv, head_size, block_size)
+        for scalar in SCALARS
+        for kv in (scalar, "fp8")
+        for head_size in HEAD_SIZES
+        for block_size in BLOCK_SIZES
+    ]
+
+
+def elementwise() -> list[KernelSource]:
+    """Between matrix products: norms, the gate, rope with the write of K and V."""
+    return [
+        *(rms_norm_source(scalar, items) for scalar in SCALARS for items in ITEMS),
+        *(silu_mul_source(scalar) for scalar in SCALARS),
+        *(
+            rope_source(scalar, kv, head_size, block_size)
+            for scalar in SCALARS
+            for kv in (scalar, "fp8")
+            for head_size in HEAD_SIZES
+            for block_size in BLOCK_SIZES
+        ),
+    ]
+
+
+def sampling() -> list[KernelSource]:
+    return [sample_source(), adjust_source()]
+
+
+def moves() -> list[KernelSource]:
+    return [copy_blocks_source(), gather_rows_source()]
+
+
 def catalog() -> list[KernelSource]:
     """All kernels, by family."""
-    return [*merge_states(), *decode()]
+    return [*merge_states(), *decode(), *prefill(), *elementwise(), *sampling(), *moves()]

@@ -16,7 +16,7 @@ from executor.backends.cuda.sources import KernelSource, kernel
 
 _MAX_THREADS = 1024
 _GOOD_THREADS = 512  # a row takes more vectors a thread rather than more threads than this
-_ITEMS = (1, 2, 4)  # vectors of a row that a thread keeps in registers
+ITEMS = (1, 2, 4)  # vectors of a row that a thread keeps in registers
 
 
 def rms_norm_source(scalar: str, items: int) -> KernelSource:
@@ -44,7 +44,7 @@ class RmsNorm:
         vectors, rest = divmod(hidden * self._dtype.itemsize, 16)
         if rest:
             raise ValueError(f"rows of {hidden} {self._dtype} are no multiple of 16 bytes")
-        items = next((items for items in _ITEMS if -(-vectors // items) <= _GOOD_THREADS), _ITEMS[-1])
+        items = next((items for items in ITEMS if -(-vectors // items) <= _GOOD_THREADS), ITEMS[-1])
         threads = -(-vectors // items)
         if threads > _MAX_THREADS:
             raise ValueError(f"a norm over {hidden} {self._dtype} is more than a block keeps in registers")

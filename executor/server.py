@@ -55,7 +55,6 @@ class _Process:
             ServiceOptions(model_name=config.model, device=self._device_name, incarnation=uuid.uuid4().hex)
         )
         self._health = health.aio.HealthServicer()
-        self._stop = asyncio.Event()
         self._steps: StepThread | None = None
 
     async def run(self) -> int:
@@ -76,7 +75,7 @@ class _Process:
         return 0
 
     async def _serve(self, address: str) -> None:
-        stop = asyncio.create_task(self._stop.wait())
+        stop = asyncio.create_task(self._service.drain_requested.wait())
         loading = asyncio.create_task(self._load())
         await asyncio.wait({stop, loading}, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
@@ -89,11 +88,9 @@ class _Process:
         await self._set_health(ready=True)
         self._log.info("ready", address=address, model=loaded.model.name, num_blocks=loaded.model.limits.num_blocks)
         _announce(f"ready address={address}")
-        by_scheduler = asyncio.create_task(self._service.drain_requested.wait())
-        await asyncio.wait({stop, by_scheduler}, return_when=asyncio.FIRST_COMPLETED)
-        await self._drain(self._config.grace_period if stop.done() else None)
-        stop.cancel()
-        by_scheduler.cancel()
+        await stop
+        named = self._service.drain_grace_seconds
+        await self._drain(self._config.grace_period if named is None else named)
         self._steps.stop(_LAST_WORDS)
 
     async def _load(self) -> Loaded:
@@ -113,14 +110,9 @@ class _Process:
         threading.Thread(target=run, name="load", daemon=True).start()
         return await asyncio.wrap_future(outcome)
 
-    async def _drain(self, grace: float | None) -> None:
-        """Lets the open session finish: for so long, or as long as it takes where the scheduler asked for it."""
-        self._service.refuse_sessions()
+    async def _drain(self, grace: float) -> None:
+        """Lets the open session finish, for so long."""
         await self._set_health(ready=False)
-        if grace is None:
-            self._log.info("draining at the scheduler's request")
-            await self._service.session_ended()
-            return
         self._log.info("draining", grace_seconds=grace)
         self._service.notify_drain(grace)
         try:
@@ -141,7 +133,7 @@ class _Process:
 
     def _on_signal(self, number: signal.Signals) -> None:
         """The first one asks to stop; from then on the system's own handling applies, which ends the process."""
-        self._stop.set()
+        self._service.request_drain()
         loop = asyncio.get_running_loop()
         for each in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(each)

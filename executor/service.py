@@ -1,4 +1,4 @@
-"""The executor over gRPC: Describe, GetTokenizer, Execute.
+"""The executor over gRPC: Describe, GetTokenizer, Execute, Drain.
 
 Owns the lease and the one open session, and turns domain errors into statuses (the table below). A stream has a reader,
 a writer and a heartbeat, each a task of its own; plans run on the step thread, so all three answer while a step runs.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
@@ -102,12 +103,20 @@ class ExecutorService(pb_grpc.ExecutorServicer):
         self._state = _State()
         self._no_session = asyncio.Event()
         self._no_session.set()
-        self.drain_requested = asyncio.Event()  # by the scheduler
+        self.drain_requested = asyncio.Event()
+        self.drain_grace_seconds: float | None = None  # that the request named
         self._log = structlog.get_logger("executor")
 
     def serve(self, model: ServedModel, steps: StepThread) -> None:
         """The model is there and a warm-up step succeeded: sessions may open."""
         self._state.serving = _Serving(model, steps)
+
+    def request_drain(self, grace_seconds: float | None = None) -> None:
+        """By whoever may end this process. The first one counts."""
+        if not self.drain_requested.is_set():
+            self.drain_grace_seconds = grace_seconds
+            self.refuse_sessions()
+            self.drain_requested.set()
 
     def refuse_sessions(self) -> None:
         """Draining begins: no session opens any more."""
@@ -154,6 +163,20 @@ class ExecutorService(pb_grpc.ExecutorServicer):
         for name, data in self._state.serving.model.tokenizer_files.items():
             for begin in range(0, max(len(data), 1), _CHUNK_BYTES):
                 yield pb.TokenizerChunk(file=name, data=data[begin : begin + _CHUNK_BYTES])
+
+    async def Drain(
+        self,
+        request: pb.DrainExecutorRequest,
+        context: grpc.aio.ServicerContext[pb.DrainExecutorRequest, pb.DrainExecutorResponse],
+    ) -> pb.DrainExecutorResponse:
+        grace_seconds = request.grace_seconds if request.HasField("grace_seconds") else None
+        if grace_seconds is not None and not 0 <= grace_seconds < math.inf:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, f"grace_seconds = {grace_seconds:g}: must be a time of at least 0"
+            )
+        self._log.info("asked to drain", peer=context.peer())
+        self.request_drain(grace_seconds)
+        return pb.DrainExecutorResponse(incarnation=self._options.incarnation)
 
     async def Execute(
         self,
@@ -257,8 +280,7 @@ class ExecutorService(pb_grpc.ExecutorServicer):
                     await session.received(message.plan.step_id)
                     steps.submit(session.ticket, plan_from_message(message.plan), answer)
                 elif kind == "drain":
-                    self._state.draining = True
-                    self.drain_requested.set()
+                    self.request_drain()
                 else:
                     raise InvalidPlan(f"a stream holds plans after its Hello, not {kind or 'an empty message'}")
             session.input_ended()

@@ -27,6 +27,7 @@ def engine_config(config: SchedulerConfig) -> EngineConfig:
         fleet=fleet,
         max_queue_requests=config.max_queue_requests,
         max_queue_tokens=config.max_queue_tokens,
+        tenant_weights=dict(config.tenant_weights),
         exit_on_executor_loss=config.exit_on_executor_loss,
     )
 

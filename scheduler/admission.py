@@ -1,8 +1,8 @@
 """The one queue before the cores, bounded in requests and in tokens of KV demand.
 
-Ordered by priority, then by what the tenant was served for its weight, then by arrival. A pure data structure: time
-comes in as an argument, items are the caller's own and only hashed. What is refused learns when room is likely, from
-the rate at which tokens were served lately.
+Ordered by priority; then come those that had their turn before and lost their executor; then by what the tenant was
+served for its weight; then by arrival. A pure data structure: time comes in as an argument, items are the caller's own
+and only hashed. What is refused learns when room is likely, from the rate at which tokens were served lately.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ class _Entry(Generic[ItemT]):
 
 
 class _Line(Generic[ItemT]):
-    """The requests of one tenant and one priority, in order of arrival. Never empty between calls."""
+    """Requests of one tenant and one priority, in order of arrival. Never empty between calls."""
 
-    def __init__(self, priority: int, tenant: Tenant) -> None:
+    def __init__(self, priority: int, tenant: Tenant, returned: bool) -> None:
         self.priority = priority
         self.tenant = tenant
+        self.returned = returned  # they had their turn before
         self.entries: Ranking[_Entry[ItemT]] = Ranking(lambda entry: entry.place)
 
     @property
@@ -48,8 +49,8 @@ class _Line(Generic[ItemT]):
         assert first is not None
         return first
 
-    def rank(self) -> tuple[int, float, tuple[int, int]]:
-        return (self.priority, self.tenant.served, self.head.place)
+    def rank(self) -> tuple[int, bool, float, tuple[int, int]]:
+        return (self.priority, not self.returned, self.tenant.served, self.head.place)
 
 
 class WaitingClass(NamedTuple, Generic[ItemT]):
@@ -69,7 +70,7 @@ class AdmissionQueue(Generic[ItemT]):
         self.max_tokens = max_tokens
         self.num_tokens = 0  # KV demand of all that wait
         self._entries: dict[ItemT, _Entry[ItemT]] = {}
-        self._lines: dict[tuple[str, int], _Line[ItemT]] = {}  # by tenant and priority
+        self._lines: dict[tuple[str, int, bool], _Line[ItemT]] = {}  # by tenant, priority, and whether they returned
         self._order: Ranking[_Line[ItemT]] = Ranking(_Line.rank)
         self._deadlines: Ranking[_Entry[ItemT]] = Ranking(lambda entry: (entry.deadline, entry.place))
         self._serials = itertools.count()
@@ -106,7 +107,7 @@ class AdmissionQueue(Generic[ItemT]):
         if self._entries and self.num_tokens + tokens > self.max_tokens:
             limit = f"{self.num_tokens} tokens wait, {tokens} more exceed {self.max_tokens}"
             raise QueueFull(limit, self.retry_after(now, tokens))
-        self.put_back(item, tokens=tokens, priority=priority, arrival=arrival, deadline=deadline, tenant=tenant)
+        self._take(item, tokens, priority, arrival, deadline, tenant, returned=False)
 
     def put_back(
         self,
@@ -118,12 +119,17 @@ class AdmissionQueue(Generic[ItemT]):
         deadline: float,
         tenant: str = DEFAULT_TENANT,
     ) -> None:
-        """Takes in what was accepted before: the bounds do not apply."""
+        """Takes in what had its turn before: the bounds do not apply."""
+        self._take(item, tokens, priority, arrival, deadline, tenant, returned=True)
+
+    def _take(
+        self, item: ItemT, tokens: int, priority: int, arrival: int, deadline: float, tenant: str, *, returned: bool
+    ) -> None:
         assert item not in self._entries
         account = self._shares.enter(tenant)
-        line = self._lines.get((tenant, priority))
+        line = self._lines.get((tenant, priority, returned))
         if line is None:
-            line = self._lines[tenant, priority] = _Line(priority, account)
+            line = self._lines[tenant, priority, returned] = _Line(priority, account, returned)
         entry = self._entries[item] = _Entry(item, tokens, (arrival, next(self._serials)), deadline, line)
         self.num_tokens += tokens
         line.entries.put(entry)
@@ -153,7 +159,7 @@ class AdmissionQueue(Generic[ItemT]):
         self._deadlines.discard(entry)
         if not line.entries:
             self._order.discard(line)
-            del self._lines[line.tenant.name, line.priority]
+            del self._lines[line.tenant.name, line.priority, line.returned]
         self._shares.leave(line.tenant)
         return True
 

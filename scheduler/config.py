@@ -26,6 +26,7 @@ class SchedulerConfig:
     port: int = 50051  # 0: any free one
     max_queue_requests: int = 1024
     max_queue_tokens: int = 4_000_000
+    tenant_weights: tuple[tuple[str, float], ...] = ()  # names and shares; tenants that are not named have 1
     queue_timeout: float = 60.0
     stall_timeout: float = 60.0
     pipeline_depth: int = 2
@@ -45,7 +46,8 @@ def parse_config(arguments: Sequence[str] | None = None) -> SchedulerConfig:
     """Exits with code 2 and a sentence on a bad flag."""
     values = vars(_parser().parse_args(arguments))
     targets = tuple(target for given in values.pop("executors") for target in given)
-    return SchedulerConfig(executors=targets, **values)
+    weights = tuple(weight for given in values.pop("tenant_weights", []) for weight in given)
+    return SchedulerConfig(executors=targets, tenant_weights=weights, **values)
 
 
 class _HelpWithDefaults(argparse.ArgumentDefaultsHelpFormatter):
@@ -65,7 +67,10 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     defaults = SchedulerConfig(executors=())
-    parser.set_defaults(**{name: getattr(defaults, name) for name in SchedulerConfig.__slots__ if name != "executors"})
+    repeatable = ("executors", "tenant_weights")
+    parser.set_defaults(
+        **{name: getattr(defaults, name) for name in SchedulerConfig.__slots__ if name not in repeatable}
+    )
     parser.add_argument(
         "--fingerprint", metavar="HASH", help="serve this model only; absent: that of the first executor to join"
     )
@@ -97,6 +102,10 @@ def _add_listening(group: argparse._ArgumentGroup) -> None:
 def _add_queueing(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--max-queue-requests", type=_positive, metavar="N", help="most requests that may wait")
     group.add_argument("--max-queue-tokens", type=_positive, metavar="N", help="most tokens of KV demand that may wait")
+    group.add_argument(
+        "--tenant-weight", action="append", type=_weights, default=argparse.SUPPRESS, dest="tenant_weights",
+        metavar="NAME=W[,…]", help="share of a tenant while others wait too; tenants that are not named have 1",
+    )  # fmt: skip
     group.add_argument(
         "--queue-timeout", type=_seconds, metavar="SECONDS", help="longest wait of a request that names none itself"
     )
@@ -140,6 +149,20 @@ def _targets(text: str) -> list[str]:
     if not targets:
         raise argparse.ArgumentTypeError("no target is given")
     return targets
+
+
+def _weights(text: str) -> list[tuple[str, float]]:
+    weights = []
+    for given in text.split(","):
+        name, _, number = given.rpartition("=")
+        try:
+            weight = float(number)
+        except ValueError:
+            weight = 0.0
+        if not name or not 0 < weight < math.inf:
+            raise argparse.ArgumentTypeError(f"{given!r} is not NAME=W with a weight above 0")
+        weights.append((name, weight))
+    return weights
 
 
 def _port(text: str) -> int:

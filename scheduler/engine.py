@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -33,6 +33,8 @@ from scheduler.outputs import (
     ModelInfo,
     NoExecutor,
     Submission,
+    UnknownExecutor,
+    WaitingRequests,
 )
 from scheduler.router import Candidate, choose
 from scheduler.ticket import Output, Ticket
@@ -48,6 +50,7 @@ class EngineConfig:
     fleet: FleetConfig
     max_queue_requests: int = 1024
     max_queue_tokens: int = 4_000_000
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)  # of tenants named; 1 of all others
     begun_timeout: float = 300.0  # seconds that a stream already begun waits for another executor
     stall_seconds: float = 60.0  # without any answer while work waits
     exit_on_executor_loss: bool = False
@@ -71,7 +74,9 @@ class Engine:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._queue: AdmissionQueue[_Job] = AdmissionQueue(config.max_queue_requests, config.max_queue_tokens)
+        self._queue: AdmissionQueue[_Job] = AdmissionQueue(
+            config.max_queue_requests, config.max_queue_tokens, config.tenant_weights
+        )
         self._ids = itertools.count(1)  # of sequences: never used twice, in whatever core
         self._arrivals = itertools.count(1)
         self._fleet = Fleet(config.fleet, self, self._ids.__next__)
@@ -132,6 +137,7 @@ class Engine:
             arrival=request.arrival,
             deadline=now + submission.queue_timeout,
             now=now,
+            tenant=submission.tenant,
         )
         self._note_waiting(job)
         self._pump_soon()
@@ -151,17 +157,21 @@ class Engine:
         self._draining = True
         self._notify()
 
+    def drain_executor(self, name: str) -> str:
+        """Raises UnknownExecutor."""
+        for member in self._fleet.members.values():
+            if name in (member.incarnation, member.address):
+                self._fleet.ask_to_stop(member)
+                return member.incarnation
+        raise UnknownExecutor(name, [member.address for member in self._fleet.members.values()])
+
     def load(self) -> Load:
-        waiting: dict[str, int] = {}
-        head = self._queue.peek()
-        if head is not None:
-            waiting[self._why_waiting(head)] = len(self._queue)
         return Load(
             executors=tuple(_with_counters(load, member) for load, member in self._fleet.describe()),
             queue_length=len(self._queue),
             queue_tokens=self._queue.num_tokens,
             queue_limit=self._queue.max_requests,
-            waiting=waiting,
+            waiting=tuple(self._waiting()),
             draining=self._draining,
         )
 
@@ -178,7 +188,7 @@ class Engine:
         return None
 
     async def wait_change(self) -> None:
-        """Returns once `ready` or `model` may have changed."""
+        """Returns once the state of an executor, `model` or a drain may have changed."""
         await self._changed.wait()
 
     async def run(self) -> None:
@@ -254,11 +264,15 @@ class Engine:
         open_to_all = [member for member in members if not member.draining]
         while open_to_all and (job := self._queue.peek()) is not None:
             request = job.request
-            choice = choose(_known_tokens(request), [_candidate(member, request) for member in open_to_all])
+            candidates = [_candidate(member, request) for member in open_to_all]
+            choice = choose(_known_tokens(request), candidates)
             if choice is None:
                 return
             member = open_to_all[choice.candidate]
             self._queue.remove(job)
+            if job.ticket.first_step_at is None:  # what a lost executor makes us compute again is not the tenant's
+                cached_tokens = candidates[choice.candidate].cached_tokens
+                self._queue.charge(job.ticket.submission.tenant, _known_tokens(request) - cached_tokens)
             if not member.core.has_work:
                 member.last_answer = time.monotonic()
             member.core.add(request)
@@ -305,6 +319,9 @@ class Engine:
             return  # ended by the service since
         if event.token_ids:
             output.suspicions = output.deaths_alone = 0
+            submission = output.ticket.submission
+            hypotheses = (submission.beam_width or submission.n) // submission.n  # computed for each output told
+            self._queue.charge(submission.tenant, len(event.token_ids) * hypotheses)
         if event.finish_reason is not None:
             self._forget(output)
             if event.error is not None:
@@ -337,6 +354,7 @@ class Engine:
             priority=fresh.priority,
             arrival=fresh.arrival,
             deadline=time.monotonic() + wait,
+            tenant=ticket.submission.tenant,
         )
         self._note_waiting(job)
         if any(output.deaths_alone >= MAX_DEATHS_ALONE for output in outputs):
@@ -375,6 +393,19 @@ class Engine:
             else:
                 return
         raise DoesNotFit(str(refusal))
+
+    def _waiting(self) -> Iterator[WaitingRequests]:
+        """Nobody overtakes the head of the queue, so only that has a reason of its own."""
+        ahead: tuple[str, int] | None = None
+        for tenant, priority, num_requests, head in self._queue.classes():
+            if ahead is None:
+                reason = self._why_waiting(head)
+            elif priority != ahead[1]:
+                reason = f"requests of priority {ahead[1]} come first"
+            else:
+                reason = f"tenant {ahead[0]!r} was served less for its weight, or came earlier"
+            ahead = ahead if ahead is not None and ahead[1] == priority else (tenant, priority)
+            yield WaitingRequests(tenant, priority, num_requests, reason)
 
     def _why_waiting(self, job: _Job) -> str:
         accepting = self._fleet.accepting

@@ -134,7 +134,7 @@ class ExecutorSession:
     def __init__(self, call: grpc.aio.StreamStreamCall[pb.ToExecutor, pb.FromExecutor], options: ClientOptions) -> None:
         self._call = call
         self._options = options
-        self._outgoing: asyncio.Queue[BatchPlan | None] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[pb.ToExecutor | None] = asyncio.Queue()
         self._verdict: str | None = None  # why the watchdog ended it
         self._last_heard = time.monotonic()
         self._progress = (0, 0)  # (step_id, layers) of the last heartbeat
@@ -145,7 +145,11 @@ class ExecutorSession:
         ]
 
     def send(self, plan: BatchPlan) -> None:
-        self._outgoing.put_nowait(plan)
+        self._outgoing.put_nowait(pb.ToExecutor(plan=plan_to_message(plan)))
+
+    def drain(self) -> None:
+        """Asks the executor to stop when this session is over, or its grace period is. Plans may still follow."""
+        self._outgoing.put_nowait(pb.ToExecutor(drain=pb.Drain()))
 
     def finish(self) -> None:
         """No plan follows; the executor ends the stream when it has answered all."""
@@ -184,8 +188,8 @@ class ExecutorSession:
     async def _write(self) -> None:
         # A broken stream is reported by its reader.
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            while (plan := await self._outgoing.get()) is not None:
-                await self._call.write(pb.ToExecutor(plan=plan_to_message(plan)))
+            while (message := await self._outgoing.get()) is not None:
+                await self._call.write(message)
             await self._call.done_writing()
 
     async def _watch(self) -> None:

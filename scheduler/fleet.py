@@ -233,6 +233,11 @@ class Fleet:
         self._set_state(member.address, ExecutorState.LOST, reason, member.incarnation)
         self._handler.left(member, reason)
 
+    def ask_to_stop(self, member: Member) -> None:
+        """The executor's process stops once what it runs is over, or its own grace period is."""
+        member.session.drain()
+        self.drain(member, "a client asked for it")
+
     def drain(self, member: Member, reason: str) -> None:
         """It takes nothing new from now on; what it runs may finish."""
         if not member.draining:

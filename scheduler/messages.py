@@ -9,7 +9,7 @@ from octavo.v1 import generation_pb2 as pb
 from scheduler.core.plan import PromptLogprobs, TokenLogprobs
 from scheduler.detokenizer import Pieces
 from scheduler.output import OutputDelta, OutputEnd
-from scheduler.outputs import EndReason, ExecutorLoad, ExecutorState, Load, ModelInfo, Submission
+from scheduler.outputs import EndReason, ExecutorLoad, ExecutorState, Load, ModelInfo, Submission, WaitingRequests
 
 FINISH_REASONS = {
     EndReason.STOP: pb.FINISH_REASON_STOP,
@@ -117,8 +117,14 @@ def load(news: Load, *, draining: bool) -> pb.GetLoadResponse:
         queue_length=news.queue_length,
         queue_tokens=news.queue_tokens,
         queue_limit=news.queue_limit,
-        waiting=[pb.WaitingReason(reason=reason, num_requests=num) for reason, num in (news.waiting or {}).items()],
+        waiting=map(_waiting, news.waiting),
         draining=draining or news.draining,
+    )
+
+
+def _waiting(news: WaitingRequests) -> pb.WaitingReason:
+    return pb.WaitingReason(
+        reason=news.reason, num_requests=news.num_requests, tenant=news.tenant, priority=news.priority
     )
 
 

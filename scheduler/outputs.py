@@ -8,7 +8,7 @@ exactly one `OutputEvent` whose `finish` is set.
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -127,6 +127,16 @@ class ExecutorLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitingRequests:
+    """Requests of one tenant and one priority that wait, and why the first of them does."""
+
+    tenant: str
+    priority: int
+    num_requests: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """What runs, what waits and why."""
 
@@ -134,7 +144,7 @@ class Load:
     queue_length: int = 0
     queue_tokens: int = 0
     queue_limit: int = 0
-    waiting: Mapping[str, int] | None = None  # reason -> requests that wait for it
+    waiting: tuple[WaitingRequests, ...] = ()  # in the order in which their first ones will be served
     draining: bool = False
 
 
@@ -168,6 +178,14 @@ class Draining(EngineError):
 
 class DoesNotFit(EngineError):
     """No known executor could ever run it; the message names both numbers."""
+
+
+class UnknownExecutor(EngineError):
+    """No executor of this name has joined."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        super().__init__(f"no executor {name!r} has joined; there are {', '.join(known) or 'none'}")
+        self.name = name
 
 
 class ExecutorLost(EngineError):
@@ -211,13 +229,20 @@ class ServingEngine(Protocol[TicketT]):
     def abort(self, ticket: TicketT) -> None:
         """Ends what has not ended, with CANCELLED. Idempotent."""
 
+    def drain(self) -> None:
+        """Takes no new submission from now on."""
+
+    def drain_executor(self, name: str) -> str:
+        """The executor of this incarnation or address takes nothing new, and stops when what it runs is over or its
+        grace period is; returns its incarnation. Raises UnknownExecutor."""
+
     def load(self) -> Load: ...
 
     def stalled(self) -> str | None:
         """Why nothing is planned although work waits; None while all is well."""
 
     async def wait_change(self) -> None:
-        """Returns once `ready` or `model` may have changed."""
+        """Returns once the state of an executor, `model` or a drain may have changed."""
 
     async def run(self) -> None:
         """Serves until cancelled. Raises ExecutorLost where the configuration says to stop then."""

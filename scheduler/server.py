@@ -54,7 +54,11 @@ class Server:
         self._run_engine = engine.run
         metrics = Metrics()
         service = GenerationService(
-            engine, metrics, queue_timeout=config.queue_timeout, stall_timeout=config.stall_timeout
+            engine,
+            metrics,
+            queue_timeout=config.queue_timeout,
+            stall_timeout=config.stall_timeout,
+            on_drain=self.stop,
         )
         self._service = service
         self._readiness = Readiness(engine, service, on_tick=lambda: metrics.refresh(engine.load()))

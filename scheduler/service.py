@@ -18,6 +18,7 @@ from typing import Generic, NoReturn, Protocol, TypeVar
 
 import grpc
 import structlog
+from google.protobuf.message import Message
 from octavo.v1 import generation_pb2 as pb
 from octavo.v1.generation_pb2_grpc import GenerationServicer
 
@@ -31,7 +32,14 @@ from scheduler.request_stream import Log, RequestStream
 from scheduler.statuses import InvalidArgument, RequestExists, is_ours, status_of
 from scheduler.stop_strings import StopStrings
 from scheduler.tokenizer import Tokenizer, TokenizerError
-from scheduler.validation import check_stop_strings, check_token_ids, read_identity, read_messages, read_submission
+from scheduler.validation import (
+    check_stop_strings,
+    check_token_ids,
+    read_identity,
+    read_interval,
+    read_messages,
+    read_submission,
+)
 
 ResponseT = TypeVar("ResponseT")
 # Longer texts (characters, or tokens) are worked on beside the event loop, so that health and other streams go on.
@@ -41,7 +49,7 @@ MAX_INLINE_SIZE = 4096
 class Context(Protocol):
     """What is used of grpc.aio's ServicerContext."""
 
-    async def write(self, message: pb.GenerateResponse) -> None: ...
+    async def write(self, message: Message) -> None: ...
 
     async def abort(
         self, code: grpc.StatusCode, details: str, trailing_metadata: tuple[tuple[str, bytes], ...]
@@ -70,21 +78,24 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
         *,
         queue_timeout: float = 60.0,
         stall_timeout: float = 60.0,
+        on_drain: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_drain` is called when a client asks for the scheduler's drain; `drain` follows."""
         self._engine = engine
         self._metrics = metrics
         self._queue_timeout = queue_timeout
         self._stall_timeout = stall_timeout
+        self._on_drain = on_drain
         self._log: Log = structlog.get_logger("service")
         self._in_flight: dict[tuple[str, str], _InFlight[TicketT]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
-        self._draining = False
+        self._drain_begun = asyncio.Event()
         self._tokenizer: tuple[str, Tokenizer] | None = None  # with the fingerprint of its model
 
     @property
     def draining(self) -> bool:
-        return self._draining
+        return self._drain_begun.is_set()
 
     async def prepare(self) -> None:
         """Loads the tokenizer of the engine's model, so that the first request need not. Raises NoExecutor."""
@@ -92,7 +103,8 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
 
     def drain(self) -> None:
         """From now on new requests are UNAVAILABLE."""
-        self._draining = True
+        self._drain_begun.set()
+        self._engine.drain()
 
     async def wait_idle(self) -> None:
         """Returns once no request is in flight."""
@@ -139,9 +151,22 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
         async def get_load() -> pb.GetLoadResponse:
-            return messages.load(self._engine.load(), draining=self._draining)
+            return messages.load(self._engine.load(), draining=self.draining)
 
         return await self._answer(context, "", get_load())
+
+    async def WatchLoad(self, request: pb.WatchLoadRequest, context: Context) -> None:
+        with contextlib.suppress(_ClientGone):
+            await self._answer(context, "", self._watch_load(request, context))
+
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+        async def drain() -> pb.DrainResponse:
+            if request.HasField("executor"):
+                return pb.DrainResponse(incarnation=self._engine.drain_executor(request.executor))
+            self._on_drain()
+            return pb.DrainResponse()
+
+        return await self._answer(context, "", drain())
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         async def abort() -> pb.AbortResponse:
@@ -153,11 +178,33 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
 
         return await self._answer(context, "", abort())
 
+    async def _watch_load(self, request: pb.WatchLoadRequest, context: Context) -> None:
+        interval = read_interval(request)
+        drained = asyncio.create_task(self._drained())
+        try:
+            while True:
+                change = asyncio.create_task(self._engine.wait_change())
+                await asyncio.sleep(0)  # from here on it listens, so that no change falls between two messages
+                over = drained.done()
+                try:
+                    await _send(context, messages.load(self._engine.load(), draining=self.draining))
+                    if over:
+                        return
+                    await asyncio.wait({change, drained}, timeout=interval, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    change.cancel()
+        finally:
+            drained.cancel()
+
+    async def _drained(self) -> None:
+        await self._drain_begun.wait()
+        await self._idle.wait()
+
     # --- one request
 
     async def _generate(self, request: pb.GenerateRequest, request_id: str, context: Context) -> None:
         arrived = asyncio.get_running_loop().time()
-        if self._draining:
+        if self.draining:
             raise Draining
         identity = read_identity(request)
         with self._registered(identity.tenant, request_id) as running:
@@ -266,7 +313,7 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
         await context.abort(status.code, status.message, status.trailing_metadata())
 
 
-async def _send(context: Context, message: pb.GenerateResponse) -> None:
+async def _send(context: Context, message: Message) -> None:
     """A call that is over fails its writes, sometimes before its cancellation arrives. Raises _ClientGone."""
     try:
         await context.write(message)

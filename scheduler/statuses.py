@@ -14,7 +14,7 @@ from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
-from scheduler.outputs import DoesNotFit, Draining, ExecutorLost, NoExecutor, QueueFull
+from scheduler.outputs import DoesNotFit, Draining, ExecutorLost, NoExecutor, QueueFull, UnknownExecutor
 
 ERROR_DOMAIN = "octavo"
 DETAILS_KEY = "grpc-status-details-bin"  # where gRPC's richer error model puts the Status message
@@ -81,6 +81,8 @@ def status_of(error: Exception, request_id: str = "") -> ErrorStatus:
         case RequestExists():
             metadata = {"tenant": error.tenant, "request_id": error.request_id}
             return ErrorStatus(grpc.StatusCode.ALREADY_EXISTS, "REQUEST_EXISTS", message, metadata)
+        case UnknownExecutor():
+            return ErrorStatus(grpc.StatusCode.NOT_FOUND, "NO_SUCH_EXECUTOR", message, {"executor": error.name})
         case Draining():
             return ErrorStatus(grpc.StatusCode.UNAVAILABLE, "DRAINING", message)
         case NoExecutor():

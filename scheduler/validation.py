@@ -25,6 +25,9 @@ MAX_STOP_TOKENS = 128
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_QUEUE_TIMEOUT_SECONDS = 24 * 3600.0
+MIN_WATCH_SECONDS = 0.1
+DEFAULT_WATCH_SECONDS = 1.0
+MAX_WATCH_SECONDS = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,16 @@ def read_submission(
         queue_timeout=_queue_timeout(request, queue_timeout),
         tenant=identity.tenant,
     )
+
+
+def read_interval(request: pb.WatchLoadRequest) -> float:
+    """Seconds between two messages."""
+    if not request.HasField("interval"):
+        return DEFAULT_WATCH_SECONDS
+    seconds = request.interval.seconds + request.interval.nanos / 1e9
+    if not 0 <= seconds <= MAX_WATCH_SECONDS:
+        raise InvalidArgument("interval", f"{seconds:g} s", f"must be in [0 s, {MAX_WATCH_SECONDS:g} s]")
+    return max(seconds, MIN_WATCH_SECONDS)
 
 
 def check_stop_strings(request: pb.GenerateRequest) -> None:

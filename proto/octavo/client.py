@@ -33,9 +33,10 @@ from octavo.errors import (
     RequestFailed,
     ServerFault,
     ServerUnavailable,
+    UnknownExecutor,
     error_of,
 )
-from octavo.request import Conversation, GenerateOptions, chat_of, request_of
+from octavo.request import Conversation, GenerateOptions, chat_of, request_of, watch_of
 from octavo.results import (
     Completion,
     Delta,
@@ -55,6 +56,7 @@ from octavo.results import (
     TokenLogprobs,
     TopLogprob,
     Usage,
+    WaitingRequests,
     event_of,
     load_of,
     model_of,
@@ -93,7 +95,9 @@ __all__ = [
     "Timings",
     "TokenLogprobs",
     "TopLogprob",
+    "UnknownExecutor",
     "Usage",
+    "WaitingRequests",
 ]
 
 DEFAULT_ADDRESS = "localhost:50051"
@@ -212,6 +216,25 @@ class Client:
         """What runs, what waits and why."""
         return load_of(self._call(self._stub.GetLoad, pb.GetLoadRequest(), timeout))
 
+    def watch_load(self, interval: float | None = None, *, timeout: float | None = None) -> Iterator[Load]:
+        """The load now, at every change of an executor's state, and every `interval` seconds (None: 1); ends when the
+        scheduler stops."""
+        timeout = self.timeout if timeout is None else timeout
+        call = self._stub.WatchLoad(watch_of(interval), timeout=timeout)
+        try:
+            for message in call:
+                yield load_of(message)
+        except grpc.RpcError as error:
+            raise error_of(error, self.address, timeout) from None
+        finally:
+            call.cancel()
+
+    def drain(self, executor: str | None = None, *, timeout: float | None = None) -> str | None:
+        """Lets an executor, named by incarnation or target, finish what it runs and stop; returns its incarnation.
+        None: the scheduler itself, as at SIGTERM. Raises UnknownExecutor."""
+        response = self._call(self._stub.Drain, pb.DrainRequest(executor=executor), timeout)
+        return response.incarnation if response.HasField("incarnation") else None
+
     def abort(self, request_id: str, *, tenant: str | None = None, timeout: float | None = None) -> bool:
         """Ends a request; its outputs finish with CANCELLED. False: no such request is in flight."""
         request = pb.AbortRequest(request_id=request_id, tenant=tenant)
@@ -313,6 +336,23 @@ class AsyncClient:
     async def load(self, *, timeout: float | None = None) -> Load:
         """What runs, what waits and why."""
         return load_of(await self._call(self._stub.GetLoad, pb.GetLoadRequest(), timeout))
+
+    async def watch_load(self, interval: float | None = None, *, timeout: float | None = None) -> AsyncIterator[Load]:
+        """As `Client.watch_load`."""
+        timeout = self.timeout if timeout is None else timeout
+        call = self._stub.WatchLoad(watch_of(interval), timeout=timeout)
+        try:
+            async for message in call:
+                yield load_of(message)
+        except grpc.RpcError as error:
+            raise error_of(error, self.address, timeout) from None
+        finally:
+            call.cancel()
+
+    async def drain(self, executor: str | None = None, *, timeout: float | None = None) -> str | None:
+        """As `Client.drain`."""
+        response = await self._call(self._stub.Drain, pb.DrainRequest(executor=executor), timeout)
+        return response.incarnation if response.HasField("incarnation") else None
 
     async def abort(self, request_id: str, *, tenant: str | None = None, timeout: float | None = None) -> bool:
         """As `Client.abort`."""

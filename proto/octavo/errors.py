@@ -47,6 +47,10 @@ class RequestExists(OctavoError):
     """The tenant has a request of this id in flight."""
 
 
+class UnknownExecutor(OctavoError):
+    """No executor of this name has joined."""
+
+
 class DeadlineExceeded(OctavoError):
     """The call took longer than its timeout; the server has aborted it."""
 
@@ -82,6 +86,8 @@ def error_of(error: grpc.RpcError, address: str, timeout: float | None) -> Octav
         return QueueFull(message, retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9)
     if code is grpc.StatusCode.ALREADY_EXISTS:
         return RequestExists(message)
+    if code is grpc.StatusCode.NOT_FOUND:
+        return UnknownExecutor(message)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded("the deadline passed" if timeout is None else f"not done within {timeout:g} s")
     if code is grpc.StatusCode.CANCELLED:

@@ -105,6 +105,11 @@ def _set(message: pb.SamplingParams | pb.GenerateRequest | pb.TokenIds, name: st
         raise ValueError(f"{name}={value!r} cannot be sent: {error}") from None
 
 
+def watch_of(interval: float | None) -> pb.WatchLoadRequest:
+    """Of an interval in seconds; None: the server's default."""
+    return pb.WatchLoadRequest(interval=None if interval is None else _duration(interval))
+
+
 def _duration(seconds: float) -> Duration:
     duration = Duration()
     duration.FromMicroseconds(round(seconds * 1e6))

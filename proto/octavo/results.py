@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -198,6 +198,16 @@ class ExecutorLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitingRequests:
+    """Requests of one tenant and one priority that wait, and why the first of them does."""
+
+    tenant: str
+    priority: int
+    num_requests: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """What runs, what waits and why."""
 
@@ -205,7 +215,7 @@ class Load:
     queue_length: int
     queue_tokens: int
     queue_limit: int
-    waiting: Mapping[str, int]  # reason -> requests
+    waiting: tuple[WaitingRequests, ...]  # in the order in which their first ones will be served
     draining: bool
 
 
@@ -294,7 +304,7 @@ def load_of(message: pb.GetLoadResponse) -> Load:
         queue_length=message.queue_length,
         queue_tokens=message.queue_tokens,
         queue_limit=message.queue_limit,
-        waiting={waiting.reason: waiting.num_requests for waiting in message.waiting},
+        waiting=tuple(WaitingRequests(w.tenant, w.priority, w.num_requests, w.reason) for w in message.waiting),
         draining=message.draining,
     )
 

@@ -20,6 +20,8 @@ from scheduler.outputs import (
     OutputEvent,
     OutputFinish,
     Submission,
+    UnknownExecutor,
+    WaitingRequests,
 )
 from tests.services.tokenizers_for_tests import CHAT_TEMPLATE, byte_level, reference
 
@@ -126,6 +128,9 @@ class FakeEngine:
     refusal: Exception | None = None
     ready: bool = True
     why_stalled: str | None = None
+    draining: bool = False
+    drained_executors: list[str] = field(default_factory=list)
+    waiting: tuple[WaitingRequests, ...] = (WaitingRequests("default", 0, 2, "no free block"),)
     tickets: list[FakeTicket] = field(default_factory=list)
     failure: asyncio.Future[None] | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -146,9 +151,18 @@ class FakeEngine:
         ticket.aborted = ticket.aborted or not all(ticket.ended)
         ticket.end_all(EndReason.CANCELLED)
 
+    def drain(self) -> None:
+        self.change(draining=True)
+
+    def drain_executor(self, name: str) -> str:
+        if name != "here:1":
+            raise UnknownExecutor(name, ["here:1"])
+        self.drained_executors.append(name)
+        return "i1"
+
     def load(self) -> Load:
         executor = ExecutorLoad("here:1", "i1", ExecutorState.READY, num_running=3, num_blocks=10, num_free_blocks=4)
-        return Load((executor,), queue_length=2, queue_tokens=70, queue_limit=9, waiting={"no free block": 2})
+        return Load((executor,), queue_length=2, queue_tokens=70, queue_limit=9, waiting=self.waiting)
 
     def stalled(self) -> str | None:
         return self.why_stalled

@@ -26,6 +26,7 @@ from octavo.client import (
     ServerFault,
     ServerUnavailable,
     Started,
+    WaitingRequests,
 )
 
 from scheduler.core.plan import PromptLogprobs, TokenLogprobs
@@ -156,7 +157,11 @@ async def test_the_other_calls(running: Running, client: AsyncClient, kind: str)
     assert (model.name, model.max_model_len, model.has_chat_template) == ("tiny", 256, True)
     assert (model.default_sampling.temperature, model.default_sampling.top_k) == (pytest.approx(0.2), 0)
     assert (load.executors[0].state, load.executors[0].num_free_blocks) == (ExecutorState.READY, 4)
-    assert (load.queue_length, load.waiting, load.draining) == (2, {"no free block": 2}, False)
+    assert (load.queue_length, load.waiting, load.draining) == (
+        2,
+        (WaitingRequests("default", 0, 2, "no free block"),),
+        False,
+    )
     assert (found, healthy) == (False, True)
 
 

@@ -15,12 +15,14 @@ def test_every_flag_is_taken_over() -> None:
     flags = (
         "--executor [::1]:5 --host 0.0.0.0 --port 0 --max-queue-requests 3 --max-queue-tokens 4 --queue-timeout 1.5"
         " --stall-timeout 2 --pipeline-depth 3 --no-prefix-caching --step-timeout 7 --grace-period 0"
+        " --tenant-weight a=3,b=0.5 --tenant-weight c=d=2"
         " --exit-on-executor-loss --exit-with-parent --max-message-bytes 9 --no-reflection --metrics-port 8"
         " --log-format json --log-level debug"
     )
     assert parse_config(flags.split()) == SchedulerConfig(
         executors=("[::1]:5",), host="0.0.0.0", port=0, max_queue_requests=3, max_queue_tokens=4, queue_timeout=1.5,
         stall_timeout=2.0, pipeline_depth=3, prefix_caching=False, step_timeout=7.0, grace_period=0.0,
+        tenant_weights=(("a", 3.0), ("b", 0.5), ("c=d", 2.0)),
         exit_on_executor_loss=True, exit_with_parent=True, max_message_bytes=9, reflection=False, metrics_port=8,
         log_format="json", log_level="debug",
     )  # fmt: skip
@@ -41,6 +43,9 @@ def test_metrics_port_0_is_off() -> None:
         ("--executors a:1 --queue-timeout -1", "'-1' is no time in seconds"),
         ("--executors a:1 --queue-timeout nan", "'nan' is no time in seconds"),
         ("--executors a:1 --max-queue-requests 0", "'0' is not a whole number above 0"),
+        ("--executors a:1 --tenant-weight a", "'a' is not NAME=W with a weight above 0"),
+        ("--executors a:1 --tenant-weight a=1,b=0", "'b=0' is not NAME=W with a weight above 0"),
+        ("--executors a:1 --tenant-weight =1", "'=1' is not NAME=W"),
         ("--executors a:1 --pipeline-depth 4", "invalid choice"),
         ("--executors a:1 --log-level loud", "invalid choice"),
     ],

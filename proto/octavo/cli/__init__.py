@@ -77,4 +77,8 @@ def _run(words: Sequence[str]) -> int:
             from octavo.cli.status import show_load
 
             return show_load(options)
+        case "drain":
+            from octavo.cli.status import drain
+
+            return drain(options)
     raise AssertionError(f"the parser let {options.command!r} through")

@@ -53,7 +53,8 @@ EXECUTOR: tuple[Flag, ...] = (
 )  # fmt: skip
 
 SCHEDULER: tuple[Flag, ...] = (
-    Flag("--executors", "HOST:PORT", None, "where the executor listens; required", serve=False),
+    Flag("--executors", "HOST:PORT[,…]", None, "where executors listen; names are resolved every second", serve=False),
+    Flag("--fingerprint", "HASH", None, "serve this model only; absent: that of the first executor to join", serve=False),
     Flag("--host", "HOST", "127.0.0.1", "address to listen on"),
     Flag("--port", "PORT", "50051", "port to listen on; 0 takes a free one"),
     Flag("--max-message-bytes", "BYTES", "16777216", "largest gRPC message, both ways"),
@@ -61,6 +62,7 @@ SCHEDULER: tuple[Flag, ...] = (
     Flag("--metrics-port", "PORT", None, "serve Prometheus metrics there; absent: off"),
     Flag("--max-queue-requests", "N", "1024", "most requests that may wait"),
     Flag("--max-queue-tokens", "N", "4000000", "most tokens of KV demand that may wait"),
+    Flag("--tenant-weight", "NAME=W[,…]", None, "share of a tenant while others wait too; absent: 1 for each"),
     Flag("--queue-timeout", "SECONDS", "60.0", "longest wait of a request that names none itself"),
     Flag("--stall-timeout", "SECONDS", "60.0", "a client that reads nothing for so long is given up"),
     Flag("--pipeline-depth", "N", "2", "most plans sent and not yet answered: 1, 2 or 3"),

@@ -66,7 +66,16 @@ def build_parser(version: str) -> ArgumentParser:
     chat.add_argument("--system", metavar="TEXT", help="a system message at the beginning")
 
     _add_client_flags(command("health", "print whether a server is ready; exit code 0 if it is"))
-    _add_client_flags(command("load", "print what runs and what waits on a server"))
+    load = command("load", "print what runs and what waits on a server")
+    _add_client_flags(load)
+    load.add_argument(
+        "--watch", nargs="?", type=seconds, const=1.0, metavar="SECONDS", help="again and again; default: every second"
+    )
+    drain = command("drain", "let a server, or one of its executors, finish what it runs and stop")
+    drain.add_argument(
+        "executor", nargs="?", metavar="EXECUTOR", help="as `octavo load` names it; absent: the scheduler"
+    )
+    _add_client_flags(drain)
     for name in ("scheduler", "executor"):
         commands.add_parser(name, help=f"one {name} alone, with its own flags", add_help=False)
     commands.add_parser("kernels", help="compile every CUDA kernel and print what each takes", add_help=False)

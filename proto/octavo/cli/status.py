@@ -1,7 +1,8 @@
-"""`octavo health` and `octavo load`: what a running server says of itself."""
+"""`octavo health`, `octavo load` and `octavo drain`: what a running server says of itself, and its orderly end."""
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ from octavo.cli.connection import connected
 from octavo.cli.terminal import ExitCode, write
 from octavo.client import ExecutorLoad, Load
 
+_CLEAR = "\x1b[H\x1b[2J"  # of a terminal: cursor home, erase all
 _HEADINGS = ("EXECUTOR", "STATE", "RUNNING", "WAITING", "FREE BLOCKS", "PREFIX HITS", "PREEMPTIONS", "STEPS")
 
 
@@ -21,9 +23,24 @@ def show_health(options: Namespace) -> int:
 
 def show_load(options: Namespace) -> int:
     with connected(options.server, options.timeout) as client:
-        load = client.load()
-    write("\n".join(load_lines(load)) + "\n")
+        if options.watch is None:
+            write(_page(client.load()))
+        else:
+            before = _CLEAR if sys.stdout.isatty() else "\n"
+            for number, load in enumerate(client.watch_load(options.watch)):
+                write((before if number or before == _CLEAR else "") + _page(load))
     return ExitCode.OK
+
+
+def drain(options: Namespace) -> int:
+    with connected(options.server, options.timeout) as client:
+        incarnation = client.drain(options.executor)
+    write("the scheduler drains\n" if incarnation is None else f"executor {incarnation} drains\n")
+    return ExitCode.OK
+
+
+def _page(load: Load) -> str:
+    return "\n".join(load_lines(load)) + "\n"
 
 
 def load_lines(load: Load) -> list[str]:
@@ -31,7 +48,7 @@ def load_lines(load: Load) -> list[str]:
     lines = _aligned([_HEADINGS, *map(_row, load.executors)])
     lines += [f"{executor.target}: {executor.reason}" for executor in load.executors if executor.reason]
     lines.append(f"queue: {load.queue_length} of {load.queue_limit} requests, {load.queue_tokens} tokens")
-    lines += [f"waiting: {number} ({reason})" for reason, number in load.waiting.items()]
+    lines += [f"waiting: {w.num_requests} of {w.tenant} at priority {w.priority} ({w.reason})" for w in load.waiting]
     return [*lines, "draining: no new requests are taken"] if load.draining else lines
 
 

@@ -49,6 +49,11 @@ class ExecutorStub:
                 request_serializer=octavo_dot_v1_dot_executor__pb2.ToExecutor.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_executor__pb2.FromExecutor.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/octavo.v1.Executor/Drain',
+                request_serializer=octavo_dot_v1_dot_executor__pb2.DrainExecutorRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_executor__pb2.DrainExecutorResponse.FromString,
+                _registered_method=True)
 
 
 class ExecutorServicer:
@@ -76,6 +81,14 @@ class ExecutorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Begins a drain, as SIGTERM does, and returns at once: no new session, the open one is told by Draining, and the
+        process stops when it ends, or when the grace period is over. Asking again changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ExecutorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -93,6 +106,11 @@ def add_ExecutorServicer_to_server(servicer, server):
                     servicer.Execute,
                     request_deserializer=octavo_dot_v1_dot_executor__pb2.ToExecutor.FromString,
                     response_serializer=octavo_dot_v1_dot_executor__pb2.FromExecutor.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=octavo_dot_v1_dot_executor__pb2.DrainExecutorRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_executor__pb2.DrainExecutorResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -176,6 +194,33 @@ class Executor:
             '/octavo.v1.Executor/Execute',
             octavo_dot_v1_dot_executor__pb2.ToExecutor.SerializeToString,
             octavo_dot_v1_dot_executor__pb2.FromExecutor.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Executor/Drain',
+            octavo_dot_v1_dot_executor__pb2.DrainExecutorRequest.SerializeToString,
+            octavo_dot_v1_dot_executor__pb2.DrainExecutorResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -313,6 +313,24 @@ class GetLoadRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class WatchLoadRequest(_message.Message):
+    __slots__ = ("interval",)
+    INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    interval: _duration_pb2.Duration
+    def __init__(self, interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("executor",)
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    executor: str
+    def __init__(self, executor: _Optional[str] = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ("incarnation",)
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    def __init__(self, incarnation: _Optional[str] = ...) -> None: ...
+
 class ExecutorLoad(_message.Message):
     __slots__ = ("target", "incarnation", "state", "reason", "num_running", "num_waiting", "num_blocks", "num_free_blocks", "prefix_queries", "prefix_hits", "num_preemptions", "plans_in_flight", "steps")
     TARGET_FIELD_NUMBER: _ClassVar[int]
@@ -344,12 +362,16 @@ class ExecutorLoad(_message.Message):
     def __init__(self, target: _Optional[str] = ..., incarnation: _Optional[str] = ..., state: _Optional[_Union[ExecutorState, str]] = ..., reason: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., plans_in_flight: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class WaitingReason(_message.Message):
-    __slots__ = ("reason", "num_requests")
+    __slots__ = ("reason", "num_requests", "tenant", "priority")
     REASON_FIELD_NUMBER: _ClassVar[int]
     NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     reason: str
     num_requests: int
-    def __init__(self, reason: _Optional[str] = ..., num_requests: _Optional[int] = ...) -> None: ...
+    tenant: str
+    priority: int
+    def __init__(self, reason: _Optional[str] = ..., num_requests: _Optional[int] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class GetLoadResponse(_message.Message):
     __slots__ = ("executors", "queue_length", "queue_tokens", "queue_limit", "waiting", "draining")

@@ -59,6 +59,16 @@ class GenerationStub:
                 request_serializer=octavo_dot_v1_dot_generation__pb2.GetLoadRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_generation__pb2.GetLoadResponse.FromString,
                 _registered_method=True)
+        self.WatchLoad = channel.unary_stream(
+                '/octavo.v1.Generation/WatchLoad',
+                request_serializer=octavo_dot_v1_dot_generation__pb2.WatchLoadRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_generation__pb2.GetLoadResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/octavo.v1.Generation/Drain',
+                request_serializer=octavo_dot_v1_dot_generation__pb2.DrainRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_generation__pb2.DrainResponse.FromString,
+                _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/octavo.v1.Generation/Abort',
                 request_serializer=octavo_dot_v1_dot_generation__pb2.AbortRequest.SerializeToString,
@@ -104,6 +114,23 @@ class GenerationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchLoad(self, request, context):
+        """The same at once, then whenever an executor changes its state, and in between at an interval. The stream ends
+        when the scheduler stops.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Begins a drain and returns at once: what runs may finish, nothing new is taken. An executor drains until its own
+        grace period is over, and what it has not finished then goes on with another one; its process stops. NOT_FOUND
+        for an executor that has not joined.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Abort(self, request, context):
         """Ends a request of the same tenant by its id; its stream ends with CANCELLED.
         """
@@ -138,6 +165,16 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.GetLoad,
                     request_deserializer=octavo_dot_v1_dot_generation__pb2.GetLoadRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_generation__pb2.GetLoadResponse.SerializeToString,
+            ),
+            'WatchLoad': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchLoad,
+                    request_deserializer=octavo_dot_v1_dot_generation__pb2.WatchLoadRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_generation__pb2.GetLoadResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=octavo_dot_v1_dot_generation__pb2.DrainRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_generation__pb2.DrainResponse.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
@@ -280,6 +317,60 @@ class Generation:
             '/octavo.v1.Generation/GetLoad',
             octavo_dot_v1_dot_generation__pb2.GetLoadRequest.SerializeToString,
             octavo_dot_v1_dot_generation__pb2.GetLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchLoad(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/octavo.v1.Generation/WatchLoad',
+            octavo_dot_v1_dot_generation__pb2.WatchLoadRequest.SerializeToString,
+            octavo_dot_v1_dot_generation__pb2.GetLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Generation/Drain',
+            octavo_dot_v1_dot_generation__pb2.DrainRequest.SerializeToString,
+            octavo_dot_v1_dot_generation__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

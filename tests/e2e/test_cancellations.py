@@ -48,14 +48,17 @@ async def executor_state(cluster: Cluster) -> tuple[int, int]:
 
 async def test_sixty_four_streams_with_random_cancellations_leave_nothing_behind(tmp_path: Path) -> None:
     create_tiny_model(tmp_path)
-    async with running(load_weights(tmp_path), num_blocks=40, max_num_batched_tokens=64) as cluster:
-        async with AsyncClient(cluster.address) as client:
-            for seed in range(2):
-                r = random.Random(seed)
-                ends = await asyncio.gather(*(stream(client, r) for _ in range(NUM_STREAMS)))
-                assert ends.count("left") > 10
-                assert ends.count("finished") > 10
-                await cluster.idle()
-                assert cluster.core.num_free_blocks == cluster.core.num_blocks == 39
-                assert cluster.engine.load().queue_length == 0
-                assert await executor_state(cluster) == (0, 0)
+    weights = load_weights(tmp_path)
+    async with (
+        running(weights, num_blocks=40, max_num_batched_tokens=64) as cluster,
+        AsyncClient(cluster.address) as client,
+    ):
+        for seed in range(2):
+            r = random.Random(seed)
+            ends = await asyncio.gather(*(stream(client, r) for _ in range(NUM_STREAMS)))
+            assert ends.count("left") > 10
+            assert ends.count("finished") > 10
+            await cluster.idle()
+            assert cluster.core.num_free_blocks == cluster.core.num_blocks == 39
+            assert cluster.engine.load().queue_length == 0
+            assert await executor_state(cluster) == (0, 0)

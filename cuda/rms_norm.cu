@@ -1,7 +1,7 @@
 // Root mean square norm, with the residual added first where there is one.
 //
 // Problem: total = x + residual, rounded to SCALAR (it is the next residual, and what is normalized is what is kept);
-//   out = total / sqrt(mean(total^2) + eps) * weight, fp32 inside.
+//   out = total / sqrt(mean(total^2) + eps) * weight, fp32 inside (fp64 where SCALAR is fp32).
 // Layout: all [num_rows, hidden] SCALAR, contiguous; weight [hidden] SCALAR. out and total may be x or residual: every
 //   element is read before it is written, by the thread that writes it.
 // Grid: one block a row, hidden / (16 bytes * ITEMS) threads, rounded up to warps. A row stays in registers: ITEMS
@@ -13,6 +13,17 @@
 #define ITEMS 1
 #endif
 constexpr int VEC = Vec16<SCALAR>::SIZE;
+
+// What the scale is applied in: fp32 would lose more to its three roundings than the two ulps that are allowed.
+template <class T>
+struct Wide {
+    using type = float;
+};
+template <>
+struct Wide<fp32> {
+    using type = double;
+};
+using wide = Wide<SCALAR>::type;
 
 extern "C" __global__ void __launch_bounds__(1024)
     rms_norm(SCALAR* out, SCALAR* total, const SCALAR* x, const SCALAR* residual,  // null: no residual, total unwritten
@@ -41,9 +52,9 @@ extern "C" __global__ void __launch_bounds__(1024)
     squares = warp_sum(squares);
     if (threadIdx.x % 32 == 0) warp_squares[threadIdx.x / 32] = squares;
     __syncthreads();
-    squares = 0.0f;
-    for (int warp = 0; warp < int(blockDim.x) / 32; warp++) squares += warp_squares[warp];
-    const float scale = 1.0f / sqrtf(squares / float(hidden) + eps);
+    wide sum_of_squares = 0;
+    for (int warp = 0; warp < int(blockDim.x) / 32; warp++) sum_of_squares += wide(warp_squares[warp]);
+    const wide scale = wide(1) / sqrt(sum_of_squares / wide(hidden) + wide(eps));
 #pragma unroll
     for (int item = 0; item < ITEMS; item++) {
         const int column = (item * int(blockDim.x) + int(threadIdx.x)) * VEC;
@@ -51,7 +62,8 @@ extern "C" __global__ void __launch_bounds__(1024)
         const Vec16<SCALAR> factor = Vec16<SCALAR>::load(weight + column);
         Vec16<SCALAR> result;
 #pragma unroll
-        for (int i = 0; i < VEC; i++) result.v[i] = from_float<SCALAR>(values[item][i] * scale * to_float(factor.v[i]));
+        for (int i = 0; i < VEC; i++)
+            result.v[i] = from_float<SCALAR>(float(wide(values[item][i]) * scale * wide(to_float(factor.v[i]))));
         result.store(out + row + column);
     }
 }

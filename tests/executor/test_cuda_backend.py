@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -12,6 +13,7 @@ from executor.backends.base import AttentionMetadata, KVCacheSpec
 from executor.backends.cpu.backend import CpuBackend
 from executor.backends.cuda.backend import UnsupportedShape
 from executor.sampler import NON_FINITE, SamplingBatch
+from tests.executor.model.factories import PagedModel, Row, create_tiny_model, load, random_tokens
 from tests.executor.simulated import SimulatedBackend
 
 torch.set_num_threads(1)
@@ -201,3 +203,20 @@ def test_a_second_cache_takes_the_place_of_the_first() -> None:
     backend = with_cache(SimulatedBackend())
     backend.allocate_kv_cache(spec(torch.float32, num_layers=1, num_blocks=3))
     assert [cache.shape[0] for cache in (*backend.keys, *backend.values)] == [3, 3]
+
+
+def test_a_model_in_bf16_computes_on_tensor_cores_what_the_cpu_computes(tmp_path: Path) -> None:
+    """Prompts, a chunk beside a decode row, and decode rows, through every layer."""
+    create_tiny_model(tmp_path, "qwen3", head_dim=64, num_key_value_heads=1, num_hidden_layers=2)
+    simulated, cpu = (
+        PagedModel(load(tmp_path, tmp_path, backend), backend)
+        for backend in (SimulatedBackend(torch.bfloat16), CpuBackend(torch.bfloat16))
+    )
+    tokens = random_tokens(70)
+    for rows in (
+        [Row("a", tokens[:37]), Row("b", tokens[5:6])],
+        [Row("a", tokens[37:38]), Row("b", tokens[6:7])],
+        [Row("a", tokens[38:60]), Row("b", tokens[7:8])],
+    ):
+        for logits, expected in zip(simulated.step(*rows), cpu.step(*rows), strict=True):
+            close(logits.bfloat16(), expected.bfloat16(), ulps=8)

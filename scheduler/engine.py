@@ -36,7 +36,7 @@ from scheduler.outputs import (
     UnknownExecutor,
     WaitingRequests,
 )
-from scheduler.router import Candidate, choose
+from scheduler.router import choose, seen_by
 from scheduler.ticket import Output, Ticket
 
 MAX_SUSPICIONS = 2  # plans in flight at a death, without a token since: from then on it runs in plans of its own
@@ -264,7 +264,7 @@ class Engine:
         open_to_all = [member for member in members if not member.draining]
         while open_to_all and (job := self._queue.peek()) is not None:
             request = job.request
-            candidates = [_candidate(member, request) for member in open_to_all]
+            candidates = [seen_by(request, member.core) for member in open_to_all]
             choice = choose(_known_tokens(request), candidates)
             if choice is None:
                 return
@@ -462,18 +462,6 @@ def _known_tokens(request: Request) -> int:
 def _demand(request: Request) -> int:
     """Tokens of KV that the request may come to hold."""
     return (len(request.prompt_token_ids) + request.max_tokens) * (request.beam_width or len(request.sequence_ids))
-
-
-def _candidate(member: Member, request: Request) -> Candidate:
-    core = member.core
-    obstacle = core.obstacle(request)
-    return Candidate(
-        obstacle=obstacle,
-        cached_tokens=core.num_cached_tokens(request) if obstacle is None else 0,
-        queued_tokens=core.num_tokens_to_compute,
-        num_running=core.num_running,
-        num_free_blocks=core.num_free_blocks,
-    )
 
 
 def _with_counters(load: ExecutorLoad, member: Member | None) -> ExecutorLoad:

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from scheduler.core.request import Request
+from scheduler.core.scheduler import Scheduler
+
 DECODE_TOKENS = 32  # a running sequence slows a newcomer about as much as so many tokens of a prompt
 
 
@@ -27,6 +30,18 @@ class Candidate:
 class Choice(NamedTuple):
     candidate: int  # its index
     reason: str
+
+
+def seen_by(request: Request, core: Scheduler) -> Candidate:
+    """The executor of `core`, as the request sees it."""
+    obstacle = core.obstacle(request)
+    return Candidate(
+        obstacle=obstacle,
+        cached_tokens=core.num_cached_tokens(request) if obstacle is None else 0,
+        queued_tokens=core.num_tokens_to_compute,
+        num_running=core.num_running,
+        num_free_blocks=core.num_free_blocks,
+    )
 
 
 def choose(num_tokens: int, candidates: Sequence[Candidate]) -> Choice | None:

@@ -30,7 +30,7 @@ __device__ __forceinline__ bool copy_row(float* own, const float* __restrict__ r
     return fabsf(largest) < -negative_infinity();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     adjust_logits(float* adjusted,                       // [num_adjusted, vocab]
                   int* __restrict__ was_finite,          // [num_adjusted] 1: the model's own row was
                   int* counts,                           // [num_adjusted, vocab]

@@ -39,7 +39,7 @@ struct Best {
 };
 
 struct Shared {
-    unsigned low[BINS];  // a bin's mass, low and high word: 32-bit atomics are native in shared memory, 64-bit ones are not
+    unsigned low[BINS];  // a bin's mass in two words: 32-bit atomics are native in shared memory, 64-bit ones are not
     unsigned high[BINS];
     Mass warp_mass[WARPS];
     Best warp_best[WARPS];
@@ -55,24 +55,26 @@ struct Draw {
     float weight_pivot;
 };
 
-__device__ __forceinline__ float scaled(float logit, const Draw& draw) { return (logit - draw.maximum) / draw.temperature; }
+__device__ __forceinline__ float scaled(float logit, const Draw& draw) {
+    return (logit - draw.maximum) / draw.temperature;
+}
 
 // Orders scaled logits, which are 0 at most: 11 bits linear in x, then the 31 bits that tell all floats apart.
 __device__ __forceinline__ Mass rank_key(float x) {
-    const int steps = static_cast<int>(fminf(-x * 32.f, float(BINS - 1)));
-    const unsigned magnitude = static_cast<unsigned>(__float_as_int(x)) & 0x7fffffffu;
+    const int steps = int(fminf(-x * 32.0f, float(BINS - 1)));
+    const unsigned magnitude = unsigned(__float_as_int(x)) & 0x7fffffffu;
     return Mass(BINS - 1 - steps) << 31 | Mass(0x7f800000u - magnitude);
 }
 
-__device__ __forceinline__ Mass weight_key(float weight) { return static_cast<unsigned>(__float_as_int(weight)); }
+__device__ __forceinline__ Mass weight_key(float weight) { return unsigned(__float_as_int(weight)); }
 
-__device__ __forceinline__ Mass mass_of(float weight) { return static_cast<Mass>(weight * 1099511627776.f); }
+__device__ __forceinline__ Mass mass_of(float weight) { return Mass(weight * 1099511627776.0f); }
 
 __device__ __forceinline__ float kept_weight(float logit, const Draw& draw) {
     const float x = scaled(logit, draw);
-    if (draw.rank_pivot != 0 && rank_key(x) < draw.rank_pivot) return 0.f;
+    if (draw.rank_pivot != 0 && rank_key(x) < draw.rank_pivot) return 0.0f;
     const float weight = expf(x);
-    return weight < draw.weight_pivot ? 0.f : weight;
+    return weight < draw.weight_pivot ? 0.0f : weight;
 }
 
 template <typename T>
@@ -133,9 +135,9 @@ __device__ Mass block_sum(Shared& shared, Mass value) {
 }
 
 __device__ __forceinline__ void add_to_bin(Shared& shared, int bin, Mass mass) {
-    const unsigned low = static_cast<unsigned>(mass);
+    const unsigned low = unsigned(mass);
     const unsigned before = atomicAdd(&shared.low[bin], low);
-    const unsigned high = static_cast<unsigned>(mass >> 32) + (before + low < before ? 1u : 0u);
+    const unsigned high = unsigned(mass >> 32) + (before + low < before ? 1u : 0u);
     if (high != 0) atomicAdd(&shared.high[bin], high);
 }
 
@@ -167,7 +169,8 @@ __device__ void find_bin(Shared& shared, Mass above, Mass target) {
 
 // The largest key whose tokens, with all of larger key, hold the target mass. SHIFTS: where each digit begins.
 template <int WIDTH, int... SHIFTS, typename KeyOf, typename MassOf, typename TargetOf>
-__device__ Mass find_pivot(Shared& shared, const float* __restrict__ row, int vocab, KeyOf key_of, MassOf mass_of_key, TargetOf target_of) {
+__device__ Mass find_pivot(Shared& shared, const float* __restrict__ row, int vocab, KeyOf key_of, MassOf mass_of_key,
+                           TargetOf target_of) {
     constexpr int NUM_DIGITS = sizeof...(SHIFTS);
     constexpr int shifts[NUM_DIGITS] = {SHIFTS...};
     Mass prefix = 0, above = 0, target = 0;
@@ -184,7 +187,7 @@ __device__ Mass find_pivot(Shared& shared, const float* __restrict__ row, int vo
             if (place >> width != 0) continue;
             const Mass mass = mass_of_key(key);
             if (digit == 0) seen += mass;
-            add_to_bin(shared, static_cast<int>(place >> shift), mass);
+            add_to_bin(shared, int(place >> shift), mass);
         }
         __syncthreads();
         if (digit == 0) target = target_of(block_sum(shared, seen));
@@ -202,14 +205,14 @@ __device__ Mass find_pivot(Shared& shared, const float* __restrict__ row, int vo
 
 // Philox4x32-10, word 0 of the result.
 __device__ unsigned philox(Mass seed, unsigned position, unsigned sample_index) {
-    unsigned k0 = static_cast<unsigned>(seed), k1 = static_cast<unsigned>(seed >> 32);
+    unsigned k0 = unsigned(seed), k1 = unsigned(seed >> 32);
     unsigned c0 = position, c1 = sample_index, c2 = 0, c3 = 0;
 #pragma unroll
     for (int round = 0; round < 10; round++) {
         const Mass p0 = Mass(0xD2511F53u) * c0, p1 = Mass(0xCD9E8D57u) * c2;
-        const unsigned n0 = static_cast<unsigned>(p1 >> 32) ^ c1 ^ k0, n2 = static_cast<unsigned>(p0 >> 32) ^ c3 ^ k1;
-        c1 = static_cast<unsigned>(p1);
-        c3 = static_cast<unsigned>(p0);
+        const unsigned n0 = unsigned(p1 >> 32) ^ c1 ^ k0, n2 = unsigned(p0 >> 32) ^ c3 ^ k1;
+        c1 = unsigned(p1);
+        c3 = unsigned(p0);
         c0 = n0;
         c2 = n2;
         k0 += 0x9E3779B9u;
@@ -269,7 +272,7 @@ __device__ int inverse_cdf(Shared& shared, const float* __restrict__ row, int vo
         if (before <= target) token = begin + lane * (LEAF / 32) + i + 1;
     }
     const unsigned reached = __ballot_sync(FULL_WARP, through > target);
-    return __shfl_sync(FULL_WARP, token, __ffs(static_cast<int>(reached)) - 1);
+    return __shfl_sync(FULL_WARP, token, __ffs(int(reached)) - 1);
 }
 
 // Log probability and rank (1 is best) of a token under the model's own logits.
@@ -284,33 +287,33 @@ __device__ void report(Shared& shared, const float* __restrict__ row, int vocab,
     mass = block_sum(shared, mass);
     larger = block_sum(shared, larger);
     if (threadIdx.x == 0) {
-        *logprob = static_cast<float>(double(value) - double(maximum) - log(double(mass) * (1.0 / 1099511627776.0)));
-        *rank = static_cast<int>(larger) + 1;
+        *logprob = float(double(value) - double(maximum) - log(double(mass) * (1.0 / 1099511627776.0)));
+        *rank = int(larger) + 1;
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) sample(
-        long long* __restrict__ token_ids,          // [num_draws]; 0 where flagged
-        int* __restrict__ flags,                    // [num_draws] Flag
-        float* __restrict__ logprobs,               // [num_draws], written where reported
-        int* __restrict__ ranks,                    // [num_draws], likewise
-        const float* __restrict__ logits,           // [num_rows, vocab]
-        const float* __restrict__ adjusted,         // [num_adjusted, vocab]
-        const int* __restrict__ was_finite,         // [num_adjusted] 0: the model's own row was not
-        const int* __restrict__ source_rows,        // [num_draws] a row of logits; ~row: a row of adjusted
-        const int* __restrict__ report_rows,        // [num_draws] the row of logits to report on; -1: none
-        const float* __restrict__ temperatures,     // [num_draws] 0 is greedy
-        const int* __restrict__ top_ks,             // [num_draws] 0 keeps all
-        const float* __restrict__ top_ps,           // [num_draws]
-        const float* __restrict__ min_ps,           // [num_draws]
-        const long long* __restrict__ seeds,        // [num_draws] the bits of an unsigned number
-        const int* __restrict__ positions,          // [num_draws]
-        const int* __restrict__ sample_indices,     // [num_draws]
-        int vocab) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    sample(int64_t* __restrict__ token_ids,          // [num_draws]; 0 where flagged
+           int* __restrict__ flags,                    // [num_draws] Flag
+           float* __restrict__ logprobs,               // [num_draws], written where reported
+           int* __restrict__ ranks,                    // [num_draws], likewise
+           const float* __restrict__ logits,           // [num_rows, vocab]
+           const float* __restrict__ adjusted,         // [num_adjusted, vocab]
+           const int* __restrict__ was_finite,         // [num_adjusted] 0: the model's own row was not
+           const int* __restrict__ source_rows,        // [num_draws] a row of logits; ~row: a row of adjusted
+           const int* __restrict__ report_rows,        // [num_draws] the row of logits to report on; -1: none
+           const float* __restrict__ temperatures,     // [num_draws] 0 is greedy
+           const int* __restrict__ top_ks,             // [num_draws] 0 keeps all
+           const float* __restrict__ top_ps,           // [num_draws]
+           const float* __restrict__ min_ps,           // [num_draws]
+           const int64_t* __restrict__ seeds,        // [num_draws] the bits of an unsigned number
+           const int* __restrict__ positions,          // [num_draws]
+           const int* __restrict__ sample_indices,     // [num_draws]
+           int vocab) {
     __shared__ Shared shared;
     const int index = blockIdx.x, source = source_rows[index];
-    const float* __restrict__ row = source >= 0 ? logits + static_cast<long long>(source) * vocab
-                                              : adjusted + static_cast<long long>(~source) * vocab;
+    const float* __restrict__ row =
+        source >= 0 ? logits + int64_t(source) * vocab : adjusted + int64_t(~source) * vocab;
     const Best best = best_of(shared, row, vocab);
     int flag = FINE;
     if (!(fabsf(best.value) < -negative_infinity())) flag = source >= 0 ? NON_FINITE : NO_TOKEN_LEFT;
@@ -324,28 +327,27 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample(
     }
     int token = best.id;
     const float temperature = temperatures[index];
-    if (temperature > 0.f) {
-        Draw draw = {best.value, temperature, 0, 0.f};
+    if (temperature > 0.0f) {
+        Draw draw = {best.value, temperature, 0, 0.0f};
         const int top_k = top_ks[index];
-        const float top_p = top_ps[index], min_p = fminf(min_ps[index], 1.f);
+        const float top_p = top_ps[index], min_p = fminf(min_ps[index], 1.0f);
         if (top_k > 0 && top_k < vocab) {
             draw.rank_pivot = find_pivot<42, 31, 20, 10, 0>(
-                    shared, row, vocab, [&](float logit) { return rank_key(scaled(logit, draw)); }, [](Mass) { return Mass(1); },
-                    [&](Mass) { return Mass(top_k); });
+                shared, row, vocab, [&](float logit) { return rank_key(scaled(logit, draw)); },
+                [](Mass) { return Mass(1); }, [&](Mass) { return Mass(top_k); });
         }
-        if (top_p < 1.f) {
+        if (top_p < 1.0f) {
             const Mass pivot = find_pivot<30, 19, 8, 0>(
-                    shared, row, vocab, [&](float logit) { return weight_key(kept_weight(logit, draw)); },
-                    [](Mass key) { return mass_of(__int_as_float(static_cast<int>(key))); },
-                    [&](Mass total) {
-                        const Mass target = static_cast<Mass>(ceil(double(total) * double(top_p)));
-                        return target < 1 ? Mass(1) : target < total ? target : total;
-                    });
-            draw.weight_pivot = __int_as_float(static_cast<int>(pivot));
+                shared, row, vocab, [&](float logit) { return weight_key(kept_weight(logit, draw)); },
+                [](Mass key) { return mass_of(__int_as_float(int(key))); },
+                [&](Mass total) {
+                    const Mass target = Mass(ceil(double(total) * double(top_p)));
+                    return target < 1 ? Mass(1) : target < total ? target : total;
+                });
+            draw.weight_pivot = __int_as_float(int(pivot));
         }
         draw.weight_pivot = fmaxf(draw.weight_pivot, min_p);
-        const unsigned word = philox(static_cast<Mass>(seeds[index]), static_cast<unsigned>(positions[index]),
-                                 static_cast<unsigned>(sample_indices[index]));
+        const unsigned word = philox(Mass(seeds[index]), unsigned(positions[index]), unsigned(sample_indices[index]));
         token = inverse_cdf(shared, row, vocab, draw, word);
     }
     if (threadIdx.x == 0) {
@@ -353,6 +355,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample(
         flags[index] = FINE;
     }
     if (report_rows[index] >= 0) {
-        report(shared, logits + static_cast<long long>(report_rows[index]) * vocab, vocab, token, logprobs + index, ranks + index);
+        const float* __restrict__ own = logits + int64_t(report_rows[index]) * vocab;
+        report(shared, own, vocab, token, logprobs + index, ranks + index);
     }
 }

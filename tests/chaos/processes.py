@@ -89,6 +89,9 @@ class Child:
         async with asyncio.timeout(PATIENCE):
             return await self.process.wait()
 
+    async def wait_forever(self) -> int:
+        return await self.process.wait()
+
     async def kill(self) -> None:
         """Ends it however it is, and all that reads of it."""
         self.signal(signal.SIGKILL)

@@ -23,7 +23,7 @@ from tests.chaos.streams import Stream
 
 NUM_STREAMS = 12
 BEGUN = 40  # tokens that each stream has when the fault strikes
-LENGTH = 300
+LENGTH = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ async def measure_stall(farm: Farm, client: AsyncClient, fault: Fault, vocab_siz
     struck = time.monotonic()
     injector.strike(fault, place)
     lost = await _found_lost(farm, place.address, struck)
-    await _until(lambda: all(stream.answers[0].times[-1] > lost for stream in begun))
+    await _until(lambda: all(s.answers[0].finished is not None or s.answers[0].times[-1] > lost for s in begun))
     mirrored = await asyncio.gather(*(_prefill(client, tokens) for tokens in so_far[: NUM_STREAMS // len(farm.places)]))
     await asyncio.gather(*tasks)
     await injector.settled()

@@ -19,9 +19,10 @@ from collections import deque
 from typing import NamedTuple
 
 from benchmarks.null_executor import NullExecutor
+from scheduler.core.config import CoreConfig
 from scheduler.core.plan import BatchPlan
 from scheduler.core.request import Request, SamplingParams
-from scheduler.core.scheduler import CoreConfig, Scheduler
+from scheduler.core.scheduler import Scheduler
 
 BLOCK_SIZE = 16
 PROMPT = 32  # tokens, and up to one block more, so that blocks do not fill all at once

@@ -26,6 +26,7 @@ from contextlib import contextmanager
 
 import grpc
 import structlog
+import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from octavo.client import AsyncClient, Delta
 
@@ -180,7 +181,7 @@ def main() -> None:
     with process(
         "executor", "--model", arguments.model, "--dtype", arguments.dtype, "--max-num-batched-tokens", "1024"
     ) as executor:
-        figures = asyncio.run(measure(executor))
+        figures = uvloop.run(measure(executor))
     if arguments.json:
         print(json.dumps(figures))
         return

@@ -24,9 +24,10 @@ from typing import NamedTuple
 from benchmarks.null_executor import NullExecutor
 from benchmarks.workloads import TOKEN_IDS
 from scheduler.core.block_hash import hash_chain
+from scheduler.core.config import CoreConfig
 from scheduler.core.plan import StepResult
 from scheduler.core.request import Request, SamplingParams
-from scheduler.core.scheduler import CoreConfig, Scheduler
+from scheduler.core.scheduler import Scheduler
 from scheduler.router import choose, seen_by
 
 EXECUTORS = (1, 2, 4, 8, 16, 32, 64)

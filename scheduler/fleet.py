@@ -17,8 +17,9 @@ from typing import Protocol
 
 import structlog
 
+from scheduler.core.config import CoreConfig
 from scheduler.core.plan import StepResult
-from scheduler.core.scheduler import CoreConfig, ProtocolError, Scheduler
+from scheduler.core.scheduler import ProtocolError, Scheduler
 from scheduler.discovery import Discovery
 from scheduler.executor_client import (
     ClientOptions,

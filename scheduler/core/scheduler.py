@@ -18,46 +18,27 @@ from __future__ import annotations
 
 import itertools
 from bisect import insort
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from scheduler.core.beam import BeamSearch, Candidates, Continuation
 from scheduler.core.block_hash import hash_chain
+from scheduler.core.config import CoreConfig
+from scheduler.core.draft import NO_BLOCKS, Draft, Row, Step
+from scheduler.core.integrity import check_integrity
 from scheduler.core.kv_cache import KVCache
 from scheduler.core.plan import (
     BatchPlan,
-    Copy,
     Fork,
     NewSequence,
     PromptLogprobs,
     StepResult,
-    TableUpdate,
     TokenEvent,
     TokenLogprobs,
 )
 from scheduler.core.request import DoesNotFit, FinishReason, Request, Sequence, Status
-
-
-@dataclass(frozen=True, slots=True)
-class CoreConfig:
-    """Limits of one executor, and how far to plan ahead of it."""
-
-    num_blocks: int  # the null block included
-    block_size: int  # tokens
-    max_num_seqs: int
-    max_num_batched_tokens: int  # of one plan
-    max_model_len: int
-    pipeline_depth: int = 2  # plans unanswered at a time
-    prefix_caching: bool = True
-
-    def __post_init__(self) -> None:
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
-                f"({self.max_num_seqs}), else decodes alone could fill a step and starve a prompt"
-            )
 
 
 @dataclass(slots=True)
@@ -83,44 +64,6 @@ class ProtocolError(Exception):
     """The executor's answer does not belong to the plan it answers."""
 
 
-_NO_BLOCKS = range(0)
-
-
-class _Row(NamedTuple):
-    """One row of a plan in flight; forks are rows that compute nothing."""
-
-    sequence: Sequence
-    sequence_id: int
-    generation: int
-    start: int
-    end: int  # [start, end) was computed
-    samples: bool
-    pending: range  # block indices that this row fills
-    parent_id: int | None = None  # of a fork
-
-
-class _Step(NamedTuple):
-    step_id: int
-    rows: list[_Row]
-    alone: bool  # of a request that must be computed alone
-
-
-@dataclass(slots=True)
-class _Draft:
-    """The plan being made."""
-
-    budget: int  # tokens left
-    alone: bool  # of a request that must be computed alone
-    new: list[NewSequence] = field(default_factory=list)
-    tables: list[TableUpdate] = field(default_factory=list)
-    copies: list[Copy] = field(default_factory=list)
-    row_sequences: list[int] = field(default_factory=list)
-    row_tokens: list[int] = field(default_factory=list)
-    forks: list[Fork] = field(default_factory=list)
-    rows: list[_Row] = field(default_factory=list)
-    preempted: bool = False
-
-
 class Scheduler:
     def __init__(self, config: CoreConfig, next_sequence_id: Callable[[], int]) -> None:
         """`next_sequence_id` names hypotheses of beams; it must never return an id used before."""
@@ -132,7 +75,7 @@ class Scheduler:
         self._beams: dict[int, BeamSearch] = {}  # by the ids of their outputs; hypotheses have ids of their own
         self._running: list[Sequence] = []  # in order
         self._waiting: list[Sequence] = []  # in order
-        self._in_flight: deque[_Step] = deque()
+        self._in_flight: deque[Step] = deque()
         self._step_id = 0
         self._finished: list[int] = []  # ids that the executor must still be told to forget
         self._preempted: list[int] = []  # likewise
@@ -235,6 +178,10 @@ class Scheduler:
         if hashes is None:
             hashes = hash_chain(request.prompt_token_ids, self.config.block_size, request.cache_salt, request.adapter)
         return self._kv.count_cached_blocks(hashes, len(request.prompt_token_ids) + len(request.output_token_ids))
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where the state contradicts itself: what tests ask after every step."""
+        check_integrity(self)
 
     # What a driver does.
 
@@ -341,10 +288,10 @@ class Scheduler:
             return ()
         return (self._alone_is_next, not self._alone_is_next)
 
-    def _draft(self, kinds: tuple[bool, ...]) -> _Draft:
+    def _draft(self, kinds: tuple[bool, ...]) -> Draft:
         """The first kind of plan that holds anything."""
         for alone in kinds:
-            draft = _Draft(self.config.max_num_batched_tokens, alone)
+            draft = Draft(self.config.max_num_batched_tokens, alone)
             self._schedule_running(draft)
             if not draft.preempted:
                 self._schedule_waiting(draft)
@@ -387,7 +334,7 @@ class Scheduler:
 
     # Running sequences.
 
-    def _schedule_running(self, draft: _Draft) -> None:
+    def _schedule_running(self, draft: Draft) -> None:
         """Gives running sequences their tokens, in order; out of blocks, the last of them give way. One token is set
         aside for each that comes later, so that a long prompt is cut into chunks between decodes instead of holding
         them up."""
@@ -418,7 +365,7 @@ class Scheduler:
             return 0  # what is in flight ends it
         return num_tokens - sequence.num_computed_tokens
 
-    def _run(self, sequence: Sequence, num_tokens: int, needs_blocks: bool, draft: _Draft) -> None:
+    def _run(self, sequence: Sequence, num_tokens: int, needs_blocks: bool, draft: Draft) -> None:
         """Puts the next `num_tokens` tokens of a running sequence into the plan. In a steady decode this is all that
         is done for it, so each line counts."""
         start = sequence.num_computed_tokens
@@ -431,13 +378,13 @@ class Scheduler:
         elif extension is not None:
             draft.tables.append(extension.table)
         crosses = end // self.config.block_size > start // self.config.block_size
-        pending = self._kv.expect(sequence, start, end) if crosses else _NO_BLOCKS
+        pending = self._kv.expect(sequence, start, end) if crosses else NO_BLOCKS
         samples = end == len(sequence.token_ids) + sequence.num_placeholders
         sequence.num_computed_tokens = end
         sequence.num_in_flight += 1
         draft.row_sequences.append(sequence.sequence_id)
         draft.row_tokens.append(num_tokens)
-        draft.rows.append(_Row(sequence, sequence.sequence_id, sequence.generation, start, end, samples, pending))
+        draft.rows.append(Row(sequence, sequence.sequence_id, sequence.generation, start, end, samples, pending))
         draft.budget -= num_tokens
         if start < sequence.high_water:
             self.counters.recomputed_tokens += min(end, sequence.high_water) - start
@@ -462,7 +409,7 @@ class Scheduler:
             beam_candidates=sequence.beam.num_candidates if sequence.beam is not None else None,
         )
 
-    def _begin_siblings(self, parent: Sequence, draft: _Draft) -> None:
+    def _begin_siblings(self, parent: Sequence, draft: Draft) -> None:
         """The prompt of a request with n > 1 is computed in this step: from its logits the others draw, too."""
         for sequence_id, sample_index in parent.siblings:
             child = self._copy(parent, sequence_id, sample_index)
@@ -471,7 +418,7 @@ class Scheduler:
             draft.forks.append(Fork(parent.sequence_id, sequence_id, sample_index))
             position = child.num_computed_tokens
             draft.rows.append(
-                _Row(child, sequence_id, 0, position, position, True, range(0), parent_id=parent.sequence_id)
+                Row(child, sequence_id, 0, position, position, True, range(0), parent_id=parent.sequence_id)
             )
         parent.siblings = ()
 
@@ -520,7 +467,7 @@ class Scheduler:
 
     # Waiting sequences.
 
-    def _schedule_waiting(self, draft: _Draft) -> None:
+    def _schedule_waiting(self, draft: Draft) -> None:
         """Admits waiting sequences in order, until one does not fit: nobody overtakes it, so it is next."""
         for sequence in list(self._waiting):
             if sequence.request.alone is not draft.alone or (draft.alone and draft.rows):
@@ -578,11 +525,11 @@ class Scheduler:
 
     # Plans and results.
 
-    def _commit(self, draft: _Draft) -> BatchPlan:
+    def _commit(self, draft: Draft) -> BatchPlan:
         self._step_id += 1
         self.counters.steps += 1
         self.counters.computed_tokens += self.config.max_num_batched_tokens - draft.budget
-        self._in_flight.append(_Step(self._step_id, draft.rows, draft.alone))
+        self._in_flight.append(Step(self._step_id, draft.rows, draft.alone))
         self._alone_is_next = not draft.alone
         plan = BatchPlan(
             step_id=self._step_id,
@@ -725,43 +672,6 @@ class Scheduler:
             self._end(sequence)
         for sequence_id in beam.request.sequence_ids:
             del self._beams[sequence_id]
-
-    # What tests run after every step.
-
-    def check_integrity(self) -> None:
-        """Raises AssertionError where the state contradicts itself."""
-        alive = self._running + self._waiting
-        assert self._running == sorted(self._running, key=_order)
-        assert self._waiting == sorted(self._waiting, key=_order)
-        assert {id(s) for s in alive} == {id(s) for s in self._sequences.values()}
-        assert {id(b) for b in self._beams.values()} == {id(s.beam) for s in alive if s.beam is not None}
-        assert self._seats_taken() <= self.config.max_num_seqs
-        assert self._num_alone == sum(s.request.alone for s in alive)
-        if any(step.alone for step in self._in_flight):
-            assert len(self._in_flight) == 1, "something is in flight beside what must be computed alone"
-        assert len(self._in_flight) <= self.config.pipeline_depth
-        in_flight = Counter(id(row.sequence) for step in self._in_flight for row in step.rows)
-        to_come = Counter(
-            id(row.sequence)
-            for step in self._in_flight
-            for row in step.rows
-            if row.samples and row.sequence.beam is None and row.generation >= row.sequence.valid_from
-        )
-        for s in alive:
-            assert s.status is (Status.RUNNING if s in self._running else Status.WAITING)
-            assert s.num_in_flight == in_flight[id(s)], f"sequence {s.sequence_id} miscounts its plans in flight"
-            assert s.num_placeholders == to_come[id(s)], f"sequence {s.sequence_id} miscounts its placeholders"
-            assert s.num_output_tokens + s.num_placeholders <= s.max_tokens
-            assert s.num_computed_tokens <= s.num_tokens
-            if s.status is Status.WAITING:
-                assert not s.block_table
-                assert not s.num_computed_tokens
-                assert not s.on_executor
-        pending: Counter[bytes] = Counter()
-        for step in self._in_flight:
-            for row in step.rows:
-                pending.update(row.sequence.block_hashes[i] for i in row.pending)
-        self._kv.check_integrity(self._running, pending)
 
 
 def _error(sequence_id: int, parent_id: int | None, result: StepResult) -> str | None:

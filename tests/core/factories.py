@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from scheduler.core.config import CoreConfig
 from scheduler.core.plan import BatchPlan, PromptLogprobs, StepResult, TokenEvent, TokenLogprobs
 from scheduler.core.request import FinishReason, Request, SamplingParams
-from scheduler.core.scheduler import CoreConfig, Scheduler
+from scheduler.core.scheduler import Scheduler
 
 VOCAB = 7
 POISON = -1

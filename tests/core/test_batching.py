@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from scheduler.core.config import CoreConfig
 from scheduler.core.request import DoesNotFit, FinishReason
-from scheduler.core.scheduler import CoreConfig
 from tests.core.factories import create_core, create_driver, create_request, expected_output
 
 

@@ -15,7 +15,7 @@ import torch
 from executor.backends.cuda.plan import DecodePlan, decode_plan
 from executor.backends.cuda.step import DecodeItems, DecodeRows, Window
 from tests.kernels.oracle import gathered
-from tests.kernels.sim import guarded
+from tests.kernels.sim import address_space, guarded
 
 FAR = 2**30  # what unused indices hold
 POISON_BYTE = 0xFF  # NaN in every format
@@ -67,6 +67,31 @@ class DecodeInputs:
     tokens: list[int]  # row r is token tokens[r]
     keys: list[torch.Tensor]  # [length, num_kv_heads, head_size] float64 a row, with the scale of fp8 applied
     values: list[torch.Tensor]
+
+    def first_rows(self, count: int) -> DecodeInputs:
+        """The same batch without its later rows, with a plan of its own and a fresh output."""
+        lens = self.rows.seq_lens[:count].numpy()
+        plan = decode_plan(lens, 1, 1, deterministic=True)
+        rows = DecodeRows(
+            token_rows=None,
+            seq_lens=guarded(self.rows.seq_lens[:count]),
+            block_tables=guarded(self.rows.block_tables[:count]),
+            items={None: decode_items(plan, spare=0)},
+        )
+        out = guarded(poisoned((count, *self.out.shape[1:]), self.out.dtype))
+        return replace(self, out=out, rows=rows, plan=plan, tokens=list(range(count)))
+
+
+def decode_items(plan: DecodePlan, spare: int) -> DecodeItems:
+    """A plan as the kernels read it, with `spare` items behind those that count."""
+    items = torch.full((len(plan.items) + spare, 4), FAR, dtype=torch.int32)
+    items[: len(plan.items)] = torch.from_numpy(plan.items)
+    return DecodeItems(
+        items=guarded(items),
+        num_items=guarded(torch.tensor([len(plan.items)], dtype=torch.int32)),
+        slot_ptr=guarded(torch.from_numpy(plan.slot_ptr)),
+        num_slots=plan.num_slots,
+    )
 
 
 def decode_case(**overrides: object) -> DecodeCase:
@@ -133,20 +158,11 @@ def decode_inputs(case: DecodeCase) -> DecodeInputs:
 
     lens = np.array(case.seq_lens, np.int32)
     plan = decode_plan(lens, case.num_kv_heads, case.num_ctas, case.window, case.deterministic)
-    items = torch.full((len(plan.items) + case.spare_items, 4), FAR, dtype=torch.int32)
-    items[: len(plan.items)] = torch.from_numpy(plan.items)
     rows = DecodeRows(
         token_rows=None if tokens is None else guarded(tokens),
         seq_lens=guarded(torch.from_numpy(lens)),
         block_tables=guarded(tables),
-        items={
-            case.window: DecodeItems(
-                items=guarded(items),
-                num_items=guarded(torch.tensor([len(plan.items)], dtype=torch.int32)),
-                slot_ptr=guarded(torch.from_numpy(plan.slot_ptr)),
-                num_slots=plan.num_slots,
-            )
-        },
+        items={case.window: decode_items(plan, case.spare_items)},
     )
     keys = [gathered(k_cache, tables[row], length) * case.k_scale for row, length in enumerate(case.seq_lens)]
     values = [gathered(v_cache, tables[row], length) * case.v_scale for row, length in enumerate(case.seq_lens)]
@@ -162,3 +178,19 @@ def _q_in_qkv(case: DecodeCase, num_tokens: int, generator: torch.Generator) -> 
     q = torch.randn((num_tokens, case.num_heads, case.head_size), generator=generator) * case.q_magnitude
     fused[:, -case.num_heads :] = q.to(case.dtype)
     return guarded(fused)[:, -case.num_heads :]
+
+
+def cache_beyond_31_bits(inputs: DecodeInputs) -> DecodeInputs:
+    """The same batch in caches so large that its blocks' offsets, in elements, need more than 31 bits. The memory is
+    address space alone: what is not written takes no room, and reads as zeros."""
+    small, tables = inputs.k_cache, inputs.rows.block_tables
+    num_blocks = 2**31 // small[0].numel() + small.shape[0]
+    shift = num_blocks - small.shape[0]
+    moved = torch.where(tables == FAR, tables, tables + shift)
+    caches = []
+    for cache in (inputs.k_cache, inputs.v_cache):
+        large = address_space(num_blocks * small[0].numel(), cache.dtype).view(num_blocks, *small.shape[1:])
+        large[shift:] = cache
+        caches.append(large)
+    rows = replace(inputs.rows, block_tables=guarded(moved))
+    return replace(inputs, k_cache=caches[0], v_cache=caches[1], rows=rows)

@@ -11,10 +11,12 @@ _OFFSETS = {torch.bfloat16: 1e-3, torch.float16: 5e-4, torch.float32: 1e-5}
 
 
 def gathered(cache: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tensor:
-    """The first `length` tokens of one sequence, [length, num_kv_heads, head_size] float64, token by token."""
-    block_size = cache.shape[2]
-    rows = [cache[int(table[i // block_size]), :, i % block_size] for i in range(length)]
-    return torch.stack(rows).double() if rows else cache.new_zeros((0, cache.shape[1], cache.shape[3])).double()
+    """The first `length` tokens of one sequence, [length, num_kv_heads, head_size] float64."""
+    blocks = table[: -(-length // cache.shape[2])].tolist()
+    pieces = [cache[block].double().transpose(0, 1) for block in blocks]
+    if not pieces:
+        return torch.zeros((0, cache.shape[1], cache.shape[3]), dtype=torch.float64)
+    return torch.cat(pieces)[:length]
 
 
 def attention(
@@ -44,8 +46,8 @@ def attention(
 
 def attention_tolerance(dtype: torch.dtype, values: Sequence[torch.Tensor]) -> float:
     """For outputs of `dtype`: a weight's rounding times the largest value, and an offset for sums."""
-    largest = max(float(value.abs().max()) for value in values if value.numel())
-    return _WEIGHTS[dtype] * largest + _OFFSETS[dtype] * max(1.0, largest)
+    largest = max((float(value.abs().max()) for value in values if value.numel()), default=0.0)
+    return _WEIGHTS[dtype] * largest + _OFFSETS[dtype]
 
 
 LSE_TOLERANCE = 1e-3

@@ -1,9 +1,10 @@
 // Changes the logits of the draws that ask for it, into rows of their own: the model's own stay as they are.
 //
 // Problem: logit bias, allowed ids, forbidden ids (stop ids below min_tokens) and penalties, in the order and with the
-//   meaning of executor/sampler.py. Also tells whether the model's row was finite before a mask could hide that it was not.
-// Layout: adjusted [num_adjusted, vocab] fp32. Token lists are compressed rows: draw i owns [ptr[i], ptr[i + 1]) of ids.
-//   counts [num_adjusted, vocab] int32 is scratch with any contents, used by the penalized draws.
+//   meaning of executor/sampler.py. Also tells whether the model's row was finite before a mask could hide that it was
+//   not.
+// Layout: adjusted [num_adjusted, vocab] fp32. Token lists are compressed rows: draw i owns [ptr[i], ptr[i + 1]) of
+//   ids. counts [num_adjusted, vocab] int32 is scratch with any contents, used by the penalized draws.
 // Grid: one block a row; THREADS. Shared memory: one float a warp.
 // Bound by: one pass over the row, three where penalties count; few rows of a step come here.
 #include "common.cuh"
@@ -36,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                   int* counts,                           // [num_adjusted, vocab]
                   const float* __restrict__ logits,      // [num_rows, vocab]
                   const int* __restrict__ source_rows,   // [num_adjusted] rows of logits
-                  const int* __restrict__ list_ptrs,     // [5, num_adjusted + 1]: bias, allowed, forbidden, prompt, output
+                  const int* __restrict__ list_ptrs,     // [5, num_adjusted + 1] bias, allowed, forbidden, prompt, output
                   const int* __restrict__ list_ids,      // token ids of all lists
                   const float* __restrict__ bias_values, // one for each id of the bias lists, which stand first
                   const int* __restrict__ restricted,    // [num_adjusted] 1: only the allowed ids may be drawn
@@ -70,7 +71,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     for (int i = output[0] + thread; i < output[1]; i += THREADS) atomicAdd(&count[list_ids[i]], 1);
     __syncthreads();
-    const float presence = penalties[index], frequency = penalties[num + index], repetition = penalties[2 * num + index];
+    const float presence = penalties[index], frequency = penalties[num + index];
+    const float repetition = penalties[2 * num + index];
     for (int id = thread; id < vocab; id += THREADS) {
         const int seen = count[id], times = seen & (SEEN - 1);
         if (seen == 0) continue;

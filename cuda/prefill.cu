@@ -3,12 +3,13 @@
 // Problem: sequence i brings the queries of its last n tokens, all of whose K/V is in cache; query t (its own place in
 //   the chunk) stands at position seq_len - n + t and sees keys (position - window, position]. Its G = num_heads /
 //   num_kv_heads heads share each K/V row, so they are packed into the rows of one tile: packed row r is token r / G,
-//   head r % G of the group. A chunk of a few tokens fills a tile that way, and a long one reads K/V once for all heads.
+//   head r % G of the group. A chunk of a few tokens fills a tile that way, and a long one reads K/V once for all
+//   heads.
 // Layout: q [num_tokens, >= num_heads * HEAD_SIZE] SCALAR with a stride between tokens (it may lie inside the fused qkv
 //   row); out [num_tokens, num_heads, HEAD_SIZE] SCALAR; caches [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_SIZE] KV.
 //   tiles [num_tiles, 2] int32: (sequence, first token in the chunk), ROWS / G tokens each.
-// Grid (num_tiles, num_kv_heads); 4 warps of ROWS / 4 rows. Tiles of KEYS keys that no row of the block sees are skipped;
-//   only those that some row sees in part are masked.
+// Grid (num_tiles, num_kv_heads); 4 warps of ROWS / 4 rows. Tiles of KEYS keys that no row of the block sees are
+//   skipped; only those that some row sees in part are masked.
 // Shared memory: Q [ROWS], K [KEYS], V [KEYS] rows of HEAD_SIZE + 8 elements (eight rows then lie in 32 different banks
 //   for every head size here). K and V have one buffer each, and the copy of either runs beneath the product with the
 //   other. With an fp8 cache the copy lands in raw bytes, and each thread widens what it copied itself.
@@ -45,7 +46,8 @@ struct Pages {
     int end;                        // keys from here on are not read: they come out as zeros
 };
 
-// Starts the copy of keys [first, first + KEYS) of a head, whose rows in block 0 `cache` points to: into the tile itself, or (fp8) into raw bytes.
+// Starts the copy of keys [first, first + KEYS) of the head whose rows in block 0 `cache` points to: into the tile
+// itself, or (fp8) into raw bytes.
 __device__ __forceinline__ void copy_tile(SCALAR* tile, uint8_t* raw, const KV* __restrict__ cache, const Pages& pages,
                                           int first) {
 #pragma unroll UNROLL
@@ -128,7 +130,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int r = 0; r < 2; r++) softmax[band][r].init();
 #pragma unroll
-        for (int d = 0; d < HEAD_SIZE / 8; d++) acc[band][d][0] = acc[band][d][1] = acc[band][d][2] = acc[band][d][3] = 0.0f;
+        for (int d = 0; d < HEAD_SIZE / 8; d++)
+            acc[band][d][0] = acc[band][d][1] = acc[band][d][2] = acc[band][d][3] = 0.0f;
     }
 
     for (int tile = first_tile; tile <= last_tile; tile++) {

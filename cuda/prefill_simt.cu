@@ -85,7 +85,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             const float* k = shared_k + (j * LANES + lane) * PITCH;
             float score = 0.0f;
             for (int d = 0; d < HEAD_SIZE; d += 4) {
-                const float4 a = *reinterpret_cast<const float4*>(own_q + d), b = *reinterpret_cast<const float4*>(k + d);
+                const float4 a = *reinterpret_cast<const float4*>(own_q + d);
+                const float4 b = *reinterpret_cast<const float4*>(k + d);
                 score += a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
             }
             score *= score_scale;

@@ -1,14 +1,14 @@
 // From the fused qkv row: q rotated into a tensor of its own, K rotated and V as it is into the paged cache.
 //
-// Problem: optional RMS norm of each q and k head (Qwen3), then the rotary embedding in its half-rotated layout: the pair
-//   (x[i], x[i + HEAD_SIZE / 2]) turns by the angle whose cosine and sine stand at i of the position's row. An fp8 cache
-//   takes value / scale. fp32 inside, one rounding.
+// Problem: optional RMS norm of each q and k head (Qwen3), then the rotary embedding in its half-rotated layout: the
+//   pair (x[i], x[i + HEAD_SIZE / 2]) turns by the angle whose cosine and sine stand at i of the position's row. An fp8
+//   cache takes value / scale. fp32 inside, one rounding.
 // Layout: qkv [num_tokens, row_stride] SCALAR: num_heads heads of q, num_kv_heads of k, then of v; q_out [num_tokens,
 //   num_heads, HEAD_SIZE]; caches [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_SIZE] KV; cos_sin [max_positions,
 //   HEAD_SIZE] fp32: cosines, then sines. slot_mapping [num_tokens] int64 = block * BLOCK_SIZE + offset; -1: nothing is
 //   written to the cache for this token (padding of a graph; its q is rotated all the same).
-// Grid: (tokens * heads) / (128 / GROUP) blocks of 128 threads; GROUP lanes a head, each with 8 elements of the first half
-//   and the 8 that they pair with. At head sizes 80 and 96 the last lanes of a group idle. No shared memory.
+// Grid: (tokens * heads) / (128 / GROUP) blocks of 128 threads; GROUP lanes a head, each with 8 elements of the first
+//   half and the 8 that they pair with. At head sizes 80 and 96 the last lanes of a group idle. No shared memory.
 // Bound by: memory; every element is read and written once.
 #include "common.cuh"
 

@@ -1,22 +1,25 @@
-// Draws one token for each row of logits, by the definition in executor/sampler.py and the stream of executor/philox.py.
+// Draws one token for each row of logits, by the definition in executor/sampler.py and the stream of
+// executor/philox.py.
 //
 // Problem. From logits [num_rows, vocab] f32: the best token (temperature 0), or a draw after temperature, top-k, top-p
 // and min-p; and, where asked, the log probability and the rank of the token under the model's own logits. Rows whose
-// logits are changed first (bias, masks, penalties) pass through `adjust_logits`, which writes them to rows of their own.
+// logits are changed first (bias, masks, penalties) pass through `adjust_logits`, which writes them to rows of their
+// own.
 //
 // No sort. Top-k and top-p keep what is at least a pivot, and the pivot is found by radix search: a histogram of 2048
-// bins over the leading digit of a key that orders tokens, the bin in which the target falls, then the next digit inside
-// that bin, until the key is exact or the bin ends on the target. All that ties with the pivot stays, as the definition
-// says. For top-k the leading digit is linear in the logit: float bits alone would crowd into a few bins, whose atomics
-// would take turns.
+// bins over the leading digit of a key that orders tokens, the bin in which the target falls, then the next digit
+// inside that bin, until the key is exact or the bin ends on the target. All that ties with the pivot stays, as the
+// definition says. For top-k the leading digit is linear in the logit: float bits alone would crowd into a few bins,
+// whose atomics would take turns.
 //
-// Sums are integers. A weight exp((logit - max) / temperature) in [0, 1] counts as floor(weight * 2^40) in 64 bits
-// (a vocabulary of at most 2^22 cannot overflow), so that sums do not depend on the order of addition: a draw is a
+// Sums are integers. A weight exp((logit - max) / temperature) in [0, 1] counts as floor(weight * 2^40) in 64 bits (a
+// vocabulary of at most 2^22 cannot overflow), so that sums do not depend on the order of addition: a draw is a
 // function of its row alone, whatever the number of threads, and atomics cannot make it waver. The inverse CDF is then
 // exact too: the first id, in id order, whose running sum exceeds floor((2 * word + 1) * total / 2^33).
 //
 // Grid: one block a draw. Block: THREADS. Shared memory: the histogram (16 KiB) and a word or three a warp. Bound by
-// passes over the row in L2: 1 for the maximum, up to 4 for top-k, 3 for top-p, 1 for the inverse CDF, 2 for the report.
+// passes over the row in L2: 1 for the maximum, up to 4 for top-k, 3 for top-p, 1 for the inverse CDF, 2 for the
+// report.
 
 #include "common.cuh"
 

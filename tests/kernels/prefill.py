@@ -13,7 +13,8 @@ from executor.backends.cuda.launch import Launcher
 from executor.backends.cuda.plan import prefill_tiles
 from tests.kernels.factories import block_tables, paged_cache, poisoned
 from tests.kernels.oracle import attention, attention_tolerance, gathered
-from tests.kernels.sim import guarded
+from tests.kernels.schedules import identical_on_every_schedule
+from tests.kernels.sim import SimulatorBuild, guarded
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +94,8 @@ def prefill_inputs(case: PrefillCase) -> PrefillInputs:
     )
 
 
-def run_prefill(case: PrefillCase, launcher: Launcher, inputs: PrefillInputs | None = None) -> torch.Tensor:
+def run_prefill(case: PrefillCase, launcher: Launcher, inputs: PrefillInputs) -> torch.Tensor:
     """What the kernel writes, [num_tokens, num_heads, head_size]; NaN where it writes nothing."""
-    inputs = inputs or prefill_inputs(case)
     out = guarded(poisoned((sum(case.query_lens), case.num_heads, case.head_size), case.dtype))
     PrefillAttention(launcher, case.spec)(
         out,
@@ -115,10 +115,16 @@ def run_prefill(case: PrefillCase, launcher: Launcher, inputs: PrefillInputs | N
     return out
 
 
-def check_prefill(case: PrefillCase, out: torch.Tensor) -> None:
+def check_prefill(case: PrefillCase, build: SimulatorBuild | None = None, inputs: PrefillInputs | None = None) -> None:
+    """Under every schedule: the same bits, and right ones."""
+    inputs = inputs or prefill_inputs(case)
+    (out,) = identical_on_every_schedule(lambda launcher: [run_prefill(case, launcher, inputs)], build)
+    check_output(case, out, inputs)
+
+
+def check_output(case: PrefillCase, out: torch.Tensor, inputs: PrefillInputs) -> None:
     """Every chunk is right, twice decode's tolerance allowed for weights rounded on their way to V; sequences that have
     no tile were not written."""
-    inputs = prefill_inputs(case)
     starts = inputs.query_start_loc.tolist()
     for sequence, length in enumerate(case.seq_lens):
         written = out[starts[sequence] : starts[sequence + 1]]
@@ -133,3 +139,20 @@ def check_prefill(case: PrefillCase, out: torch.Tensor) -> None:
         error = float((written.double() - want).abs().max())
         tolerance = 2 * attention_tolerance(case.dtype, [values])
         assert error <= tolerance, f"sequence {sequence}, {len(q)} of {length}: off by {error:.2e} > {tolerance:.2e}"
+
+
+FAR_CASE = prefill_case(kv_dtype=torch.float8_e4m3fn, query_lens=(5,), seq_lens=(16,), num_heads=1)
+
+
+def beyond_31_bits(inputs: PrefillInputs) -> PrefillInputs:
+    """FAR_CASE's batch with its one block so far in the cache that its offset, in elements, needs more than 31 bits.
+    The memory is address space alone: what is not written takes no room."""
+    near = int(inputs.block_tables[0, 0])
+    far = 2**31 // inputs.k_cache[0].numel()
+    caches = []
+    for cache in (inputs.k_cache, inputs.v_cache):
+        large = torch.empty((far + 1, *cache.shape[1:]), dtype=torch.uint8).view(cache.dtype)
+        large[far] = cache[near]
+        caches.append(large)
+    tables = guarded(torch.full_like(inputs.block_tables, far))
+    return replace(inputs, k_cache=caches[0], v_cache=caches[1], block_tables=tables)

@@ -6,16 +6,18 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from tests.kernels.sim import Schedule, SimulatorLauncher
+from tests.kernels.sim import Schedule, SimulatorBuild, SimulatorLauncher
 
 EVERY_SCHEDULE = [(schedule, eager) for schedule in Schedule for eager in (False, True)]
 
 
-def identical_on_every_schedule(run: Callable[[SimulatorLauncher], Sequence[torch.Tensor]]) -> Sequence[torch.Tensor]:
+def identical_on_every_schedule(
+    run: Callable[[SimulatorLauncher], Sequence[torch.Tensor]], build: SimulatorBuild | None = None
+) -> Sequence[torch.Tensor]:
     """`run` launches and returns what was written; the same bits under 3 orders and 2 ways of copying, or it fails."""
     first: Sequence[torch.Tensor] | None = None
     for schedule, eager in EVERY_SCHEDULE:
-        results = run(SimulatorLauncher(schedule, eager, seed=7))
+        results = run(SimulatorLauncher(schedule, eager, 7, build))
         if first is None:
             first = results
         for left, right in zip(first, results, strict=True):

@@ -226,8 +226,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_SIZE > 128 ? 1 : 2
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
 
-    // Join the warps: each leaves its part in shared memory, then every thread sums four dims of a head.
-    ptx::cp_async_wait<0>();
+    // Join the warps: each leaves its part in shared memory, then every thread sums four dims of a head. No copy is under
+    // way: every tile was waited for.
     __syncthreads();  // q and the stages are no longer read
     float* s_out = reinterpret_cast<float*>(s_kv);                         // [WARPS][ROWS][JOIN_PITCH]
     OnlineSoftmax* s_state = reinterpret_cast<OnlineSoftmax*>(s_q);        // [WARPS][ROWS]

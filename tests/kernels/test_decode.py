@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from tests.kernels.factories import DecodeCase, cache_beyond_31_bits, decode_cas
 from tests.kernels.sim import SimulatorBuild
 
 BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
+Make = Callable[..., DecodeCase]
 SPLIT = 1000  # thread blocks: rows are cut as small as the plan allows
 HALF_SCALES = {"kv_dtype": FP8, "k_scale": 0.5, "v_scale": 0.25}
 
@@ -22,13 +24,13 @@ def simt(**overrides: object) -> DecodeCase:
 
 @pytest.mark.parametrize("block_size", [16, 32])
 @pytest.mark.parametrize("kernel", [decode_case, simt])
-def test_lengths_about_a_block_a_tile_and_several_tiles(kernel: type[DecodeCase], block_size: int) -> None:
+def test_lengths_about_a_block_a_tile_and_several_tiles(kernel: Make, block_size: int) -> None:
     lengths = (1, block_size - 1, block_size, block_size + 1, 63, 64, 65, 257)
     check_decode(kernel(seq_lens=lengths, block_size=block_size))
 
 
 @pytest.mark.parametrize("kernel", [decode_case, simt])
-def test_partitions_join_to_the_whole(kernel: type[DecodeCase]) -> None:
+def test_partitions_join_to_the_whole(kernel: Make) -> None:
     inputs = check_decode(kernel(seq_lens=(129, 300, 64, 513), num_ctas=SPLIT))
     assert inputs.plan.num_slots == 2 + 3 + 5  # 129 and 513: the last partition holds one token
 
@@ -49,13 +51,13 @@ def test_an_odd_group_of_heads_of_an_fp32_cache() -> None:
 @pytest.mark.parametrize("head_size", [64, 80, 96, 128, 256])
 @pytest.mark.parametrize("kv_dtype", [None, FP8])
 @pytest.mark.parametrize("kernel", [decode_case, simt])
-def test_head_sizes(kernel: type[DecodeCase], kv_dtype: torch.dtype | None, head_size: int) -> None:
+def test_head_sizes(kernel: Make, kv_dtype: torch.dtype | None, head_size: int) -> None:
     check_decode(kernel(seq_lens=(70, 140), head_size=head_size, kv_dtype=kv_dtype, num_ctas=SPLIT))
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
 @pytest.mark.parametrize("kernel", [decode_case, simt])
-def test_fp8_caches_with_scales(kernel: type[DecodeCase], dtype: torch.dtype) -> None:
+def test_fp8_caches_with_scales(kernel: Make, dtype: torch.dtype) -> None:
     check_decode(kernel(seq_lens=(1, 33, 150), dtype=dtype, num_ctas=SPLIT, **HALF_SCALES))
 
 
@@ -71,38 +73,38 @@ def test_little_shared_memory(head_size: int) -> None:
 
 @pytest.mark.parametrize("window", [1, 16, 17, 100, 1000])
 @pytest.mark.parametrize("kernel", [decode_case, simt])
-def test_sliding_window(kernel: type[DecodeCase], window: int) -> None:
+def test_sliding_window(kernel: Make, window: int) -> None:
     check_decode(kernel(seq_lens=(1, 16, 130, 300), window=window, num_ctas=SPLIT))
 
 
 @pytest.mark.parametrize("kernel", [decode_case, simt])
-def test_softcap(kernel: type[DecodeCase]) -> None:
+def test_softcap(kernel: Make) -> None:
     check_decode(kernel(softcap=3.0, q_magnitude=8.0, seq_lens=(5, 130)))
 
 
 @pytest.mark.parametrize("num_ctas", [1, SPLIT])
 @pytest.mark.parametrize("kernel", [decode_case, simt])
-def test_logits_of_ten_thousand(kernel: type[DecodeCase], num_ctas: int) -> None:
+def test_logits_of_ten_thousand(kernel: Make, num_ctas: int) -> None:
     check_decode(kernel(q_magnitude=1e4, seq_lens=(2, 65, 300), num_ctas=num_ctas))
 
 
 @pytest.mark.parametrize("kernel", [decode_case, simt])
-def test_equal_logits(kernel: type[DecodeCase]) -> None:
+def test_equal_logits(kernel: Make) -> None:
     check_decode(kernel(equal_keys=True, seq_lens=(17, 300), num_ctas=SPLIT))
 
 
 @pytest.mark.parametrize("kernel", [decode_case, simt])
-def test_blocks_that_tables_share(kernel: type[DecodeCase]) -> None:
+def test_blocks_that_tables_share(kernel: Make) -> None:
     check_decode(kernel(shared_blocks=3, seq_lens=(50, 49, 130, 200)))
 
 
 @pytest.mark.parametrize("kernel", [decode_case, simt])
-def test_rows_scattered_among_other_tokens(kernel: type[DecodeCase]) -> None:
+def test_rows_scattered_among_other_tokens(kernel: Make) -> None:
     check_decode(kernel(token_rows=True, seq_lens=(3, 140, 20), num_ctas=SPLIT))
 
 
 @pytest.mark.parametrize("kernel", [decode_case, simt])
-def test_padded_rows_are_left_alone(kernel: type[DecodeCase]) -> None:
+def test_padded_rows_are_left_alone(kernel: Make) -> None:
     check_decode(kernel(seq_lens=(0, 20, 0, 140, 0), num_ctas=SPLIT))
 
 
@@ -115,13 +117,13 @@ def test_an_empty_grid() -> None:
 
 
 @pytest.mark.parametrize("kernel", [decode_case, simt])
-def test_offsets_beyond_31_bits(kernel: type[DecodeCase]) -> None:
+def test_offsets_beyond_31_bits(kernel: Make) -> None:
     case = kernel(seq_lens=(20, 40), num_ctas=1)
     check_decode(case, inputs=cache_beyond_31_bits(decode_inputs(case)))
 
 
 @pytest.mark.parametrize("kernel", [decode_case, simt])
-def test_a_row_does_not_depend_on_the_batch_in_the_deterministic_mode(kernel: type[DecodeCase]) -> None:
+def test_a_row_does_not_depend_on_the_batch_in_the_deterministic_mode(kernel: Make) -> None:
     lengths = (700, 1100)
     together = check_decode(kernel(seq_lens=lengths, deterministic=True))
     # The same first row alone: the generator hands out other blocks, so the cache is taken over.

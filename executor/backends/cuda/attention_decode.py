@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from executor.backends.cuda.formats import FP8, format_name
 from executor.backends.cuda.launch import Launcher
 from executor.backends.cuda.sources import KernelSource, kernel
 from executor.backends.cuda.step import DecodeRows, Window
-
-NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float8_e4m3fn: "fp8"}
 
 _ROWS = 16  # of an mma tile: query heads of a block
 _SIMT_WARPS = 4
@@ -56,9 +55,9 @@ class DecodeLaunch:
 
 def decode_launch(shape: DecodeShape, shared_limit: int) -> DecodeLaunch:
     """The kernel for `shape` where a block may take `shared_limit` bytes of shared memory."""
-    common = {
-        "SCALAR": NAMES[shape.dtype],
-        "KV": NAMES[shape.kv_dtype],
+    common: dict[str, str | int] = {
+        "SCALAR": format_name(shape.dtype),
+        "KV": format_name(shape.kv_dtype),
         "HEAD_SIZE": shape.head_size,
         "BLOCK_SIZE": shape.block_size,
     }
@@ -101,12 +100,18 @@ class DecodeAttention:
     def __init__(self, launcher: Launcher, shape: DecodeShape) -> None:
         if shape.num_heads % shape.num_kv_heads != 0:
             raise ValueError(f"{shape.num_heads} query heads on {shape.num_kv_heads} key/value heads")
-        if shape.kv_dtype not in (shape.dtype, torch.float8_e4m3fn):
+        if shape.head_size % 16 != 0 or shape.block_size % 16 != 0:
+            raise ValueError(
+                f"head size {shape.head_size}, block size {shape.block_size}: kernels take multiples of 16"
+            )
+        if shape.kv_dtype not in (shape.dtype, FP8):
             raise ValueError(f"a cache of {shape.kv_dtype} for activations of {shape.dtype}")
         self.shape = shape
         self._launcher = launcher
         self._launch = decode_launch(shape, launcher.shared_limit)
-        self._merge = kernel("merge_states", "merge_states.cu", SCALAR=NAMES[shape.dtype], HEAD_SIZE=shape.head_size)
+        self._merge = kernel(
+            "merge_states", "merge_states.cu", SCALAR=format_name(shape.dtype), HEAD_SIZE=shape.head_size
+        )
 
     @property
     def blocks_per_multiprocessor(self) -> int:

@@ -2,6 +2,6 @@
 
 from tests.kernels.sim.build import SimulatorBuild
 from tests.kernels.sim.launcher import Schedule, SimulatedFault, SimulatorLauncher
-from tests.kernels.sim.memory import guarded
+from tests.kernels.sim.memory import address_space, guarded
 
-__all__ = ["Schedule", "SimulatedFault", "SimulatorBuild", "SimulatorLauncher", "guarded"]
+__all__ = ["Schedule", "SimulatedFault", "SimulatorBuild", "SimulatorLauncher", "address_space", "guarded"]

@@ -175,6 +175,10 @@ def _check_arguments(kernel: KernelSource, parameters: Sequence[Parameter], args
         elif argument is None:
             given, fits = "null", parameter.is_pointer
         else:
+            if type(argument) not in _SCALAR_NAMES:
+                raise TypeError(
+                    f"{kernel.name}: argument {position} is a {type(argument).__name__}, not np.int32 or alike"
+                )
             names = _SCALAR_NAMES[type(argument)]
             given, fits = names[0], not parameter.is_pointer and parameter.type_name in names
         if not fits:
@@ -183,17 +187,15 @@ def _check_arguments(kernel: KernelSource, parameters: Sequence[Parameter], args
 
 
 def _boxed(argument: Argument) -> ctypes.c_void_p | ctypes.c_int32 | ctypes.c_int64 | ctypes.c_float:
-    match argument:
-        case torch.Tensor():
-            return ctypes.c_void_p(argument.data_ptr())
-        case None:
-            return ctypes.c_void_p(None)
-        case np.int32():
-            return ctypes.c_int32(int(argument))
-        case np.int64():
-            return ctypes.c_int64(int(argument))
-        case _:
-            return ctypes.c_float(float(argument))
+    if isinstance(argument, torch.Tensor):
+        return ctypes.c_void_p(argument.data_ptr())
+    if argument is None:
+        return ctypes.c_void_p(None)
+    if isinstance(argument, np.int32):
+        return ctypes.c_int32(int(argument))
+    if isinstance(argument, np.int64):
+        return ctypes.c_int64(int(argument))
+    return ctypes.c_float(float(argument))
 
 
 def _nearest(address: int, args: Sequence[Argument]) -> str:

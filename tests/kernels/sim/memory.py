@@ -9,6 +9,7 @@ from functools import lru_cache
 import torch
 
 _PAGE = mmap.PAGESIZE
+_MAP_NORESERVE = 0x4000  # of Linux; the module does not name it
 
 
 @lru_cache(maxsize=1)
@@ -16,6 +17,13 @@ def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return libc
+
+
+def address_space(num_elements: int, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of zeros of any size, whose pages take memory once they are written."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    memory = mmap.mmap(-1, num_elements * dtype.itemsize, flags=flags)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype)
 
 
 def guarded(tensor: torch.Tensor) -> torch.Tensor:

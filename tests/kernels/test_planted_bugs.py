@@ -1,0 +1,27 @@
+"""The tests of the tests: each deliberate mistake in a kernel's source is caught, and by more than its compiler."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from tests.kernels.planted import PlantedBug
+from tests.kernels.sim import SimulatorBuild
+
+FAMILIES = sorted(path.stem for path in Path(__file__).parent.glob("planted_*.py"))
+BUGS: list[PlantedBug] = [bug for family in FAMILIES for bug in importlib.import_module(f"{__package__}.{family}").BUGS]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_is_caught(bug: PlantedBug) -> None:
+    bug.check(SimulatorBuild())  # the case is right without the bug
+    reason = bug.caught(SimulatorBuild(replaced=bug.planted()))
+    assert reason is not None, f"{bug.name}: nothing noticed"
+
+
+def test_names_tell_bugs_apart() -> None:
+    names = [bug.name for bug in BUGS]
+    assert len(set(names)) == len(names)
+    assert len(names) >= 20

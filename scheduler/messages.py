@@ -57,7 +57,7 @@ def delta(news: OutputDelta, pieces: Pieces) -> pb.GenerateResponse:
             first_position=news.first_position,
             token_ids=news.token_ids,
             text=news.text,
-            logprobs=_logprobs(news.token_ids, news.logprobs, pieces),
+            logprobs=_logprobs(news.token_ids, news.logprobs, pieces) if news.logprobs else None,
         )
     )
 

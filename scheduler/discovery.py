@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
 RESOLVE_PERIOD = 1.0  # seconds
-RESOLVE_TIMEOUT = 5.0
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]  # host, port -> addresses, IPv6 ones without brackets
 
@@ -45,7 +44,8 @@ async def resolve_name(host: str, port: int) -> Sequence[str]:
 
 
 class Discovery:
-    """Yields the set of addresses whenever it changes."""
+    """Yields the set of addresses whenever it changes. Each target is asked for on its own, and not again before it
+    has answered: a name server that hangs delays nobody else, and occupies one thread."""
 
     def __init__(self, targets: Sequence[str], resolve: Resolve = resolve_name, period: float = RESOLVE_PERIOD) -> None:
         """Raises BadTarget."""
@@ -54,29 +54,43 @@ class Discovery:
         self._period = period
         self._answers: dict[tuple[str, int], frozenset[str]] = {}  # the last good one of each target
 
-    async def changes(self) -> AsyncIterator[frozenset[str]]:
-        """Never ends; an address is "host:port" with a numeric host."""
-        known: frozenset[str] | None = None
+    async def changes(self) -> AsyncGenerator[frozenset[str], None]:
+        """Never ends; an address is "host:port" with a numeric host. Close it when done."""
+        answered = asyncio.Event()
+        asking = [asyncio.create_task(self._keep_asking(target, answered)) for target in self._targets]
+        known: frozenset[str] = frozenset()
+        try:
+            while True:
+                await answered.wait()
+                answered.clear()
+                addresses = frozenset(address for answer in self._answers.values() for address in answer)
+                if addresses != known:
+                    known = addresses
+                    yield addresses
+        finally:
+            for task in asking:
+                task.cancel()
+
+    async def _keep_asking(self, target: tuple[str, int], answered: asyncio.Event) -> None:
+        host, port = target
+        if is_numeric(host):
+            self._answers[target] = frozenset([join_address(host, port)])
+            answered.set()
+            return
         while True:
-            await asyncio.gather(*(self._ask(target) for target in self._targets))
-            addresses = frozenset(address for answer in self._answers.values() for address in answer)
-            if addresses != known:
-                known = addresses
-                yield addresses
+            try:
+                hosts = await self._resolve(host, port)
+            except (OSError, UnicodeError):  # no answer; or no name that DNS could have
+                hosts = ()
+            if hosts:
+                self._answers[target] = frozenset(join_address(found, port) for found in hosts)
+                answered.set()
             await asyncio.sleep(self._period)
 
-    async def _ask(self, target: tuple[str, int]) -> None:
-        host, port = target
-        try:
-            ipaddress.ip_address(host)
-        except ValueError:
-            pass
-        else:
-            self._answers[target] = frozenset([join_address(host, port)])
-            return
-        try:
-            hosts = await asyncio.wait_for(self._resolve(host, port), RESOLVE_TIMEOUT)
-        except (OSError, TimeoutError):
-            return
-        if hosts:
-            self._answers[target] = frozenset(join_address(found, port) for found in hosts)
+
+def is_numeric(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

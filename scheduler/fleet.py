@@ -9,6 +9,7 @@ Invariant: a member is in `members` from the handler's `joined` to its `left`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -104,6 +105,7 @@ class Fleet:
         self._discovery = discovery or Discovery(config.executors)
         self._addresses: frozenset[str] = frozenset()
         self._links: dict[str, _Link] = {}
+        self._owners: dict[str, str] = {}  # incarnation -> the address by which it joins, or has joined
         self._session = time.time_ns()
         self._log = structlog.get_logger("fleet")
         self.members: dict[str, Member] = {}  # by incarnation
@@ -118,8 +120,8 @@ class Fleet:
     async def run(self) -> None:
         """Follows all addresses until cancelled."""
         try:
-            async with asyncio.TaskGroup() as links:
-                async for addresses in self._discovery.changes():
+            async with asyncio.TaskGroup() as links, contextlib.aclosing(self._discovery.changes()) as changes:
+                async for addresses in changes:
                     for address in sorted(addresses - self._links.keys()):
                         self._links[address] = _Link()
                         links.create_task(self._follow(address), name=f"executor {address}")
@@ -148,42 +150,48 @@ class Fleet:
         """One address, for as long as it is in the answers of DNS, or its session lives."""
         client = ExecutorClient(address, self._config.client)
         try:
-            while True:
+            while address in self._addresses:
                 member = await self._join(address, client)
                 if member is not None:
                     await self._serve(member)
-                elif address not in self._addresses:
-                    break
                 refused = self._links[address].state is ExecutorState.REFUSED
                 await asyncio.sleep(RETRY_REFUSED if refused else RETRY_UNREACHABLE)
         finally:
+            del self._links[address]  # before anything waits: the address may come back meanwhile
             await client.close()
-            del self._links[address]
 
     async def _join(self, address: str, client: ExecutorClient) -> Member | None:
         """None: not now; the address' state says why."""
         try:
             description = await client.describe()
-            if description.incarnation in self.members:
-                other = self.members[description.incarnation].address
-                self._set_state(address, ExecutorState.CONNECTING, f"the same executor as {other}")
+            owner = self._owners.setdefault(description.incarnation, address)
+            if owner != address:  # two sessions of one executor would end each other
+                self._set_state(address, ExecutorState.CONNECTING, f"the same executor as {owner}")
                 return None
-            self._check(description)
-            files = self.tokenizer_files if self.members else await client.tokenizer_files()
-            self._session += 1
-            session = await client.open_session(self._config.scheduler_id, self._session, description.incarnation)
+            member = None
+            try:
+                member = await self._open(address, client, description)
+            finally:
+                if member is None:
+                    del self._owners[description.incarnation]
+            return member
         except ExecutorUnreachable as error:
             self._set_state(address, ExecutorState.CONNECTING, str(error))
-            return None
         except ExecutorRefused as error:
             self._set_state(address, ExecutorState.REFUSED, str(error))
-            return None
+        return None
+
+    async def _open(self, address: str, client: ExecutorClient, description: Description) -> Member:
+        """Raises ExecutorUnreachable or ExecutorRefused."""
+        self._check(description)
+        files = self.tokenizer_files if self.members else await client.tokenizer_files()
+        self._session += 1
+        session = await client.open_session(self._config.scheduler_id, self._session, description.incarnation)
         try:
             self._check(description)  # another may have joined as the reference meanwhile
-        except ExecutorRefused as error:
+        except ExecutorRefused:
             await session.close()
-            self._set_state(address, ExecutorState.REFUSED, str(error))
-            return None
+            raise
         if not self.members:
             self.model, self.tokenizer_files = description.model, files
         return Member(address, description, session, self._core(description))
@@ -229,7 +237,7 @@ class Fleet:
             reason = f"it broke the protocol: {error}"
         else:
             raise AssertionError("a session ends with its reason")
-        del self.members[member.incarnation]
+        del self.members[member.incarnation], self._owners[member.incarnation]
         await member.session.close()
         self._set_state(member.address, ExecutorState.LOST, reason, member.incarnation)
         self._handler.left(member, reason)

@@ -233,7 +233,8 @@ class Engine:
                 self._end_output(output, EndReason.ERROR, str(lost))
             raise lost
         for one in drained:
-            self._requeue(one, reason)
+            # One that was told to stop died of that, and of no request.
+            self._requeue(one, reason, suspect=one.in_flight and not member.draining)
         self._pump_soon()
 
     def changed(self) -> None:
@@ -318,7 +319,9 @@ class Engine:
         if output is None:
             return  # ended by the service since
         if event.token_ids:
-            output.suspicions = output.deaths_alone = 0
+            if output.suspicions:
+                output.suspicions = output.deaths_alone = 0
+                self._places[event.sequence_id].core.acquit(event.sequence_id)
             submission = output.ticket.submission
             hypotheses = (submission.beam_width or submission.n) // submission.n  # computed for each output told
             self._queue.charge(submission.tenant, len(event.token_ids) * hypotheses)
@@ -330,13 +333,13 @@ class Engine:
 
     # From a lost executor back to the queue.
 
-    def _requeue(self, drained: Drained, reason: str) -> None:
+    def _requeue(self, drained: Drained, reason: str, *, suspect: bool) -> None:
         """Under fresh ids: the old ones belong to a core that is gone."""
         request = drained.request
         outputs = [self._outputs[sequence_id] for sequence_id in request.sequence_ids]
         for output in outputs:
             self._forget(output)
-            if drained.in_flight:
+            if suspect:
                 output.suspicions += 1
                 output.deaths_alone += request.alone
         assert self._fleet.model is not None

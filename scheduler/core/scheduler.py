@@ -224,6 +224,13 @@ class Scheduler:
         else:
             self._end(sequence)
 
+    def acquit(self, sequence_id: int) -> None:
+        """An output that was to be computed alone may share plans from now on. Unknown ids are ignored."""
+        sequence = self._sequences.get(sequence_id)
+        if sequence is not None and sequence.request.alone:
+            sequence.request = replace(sequence.request, alone=False)
+            self._num_alone -= 1
+
     def finish(self, sequence_id: int, num_output_tokens: int) -> None:
         """The driver ends an output after its first `num_output_tokens` tokens, which were told already (a stop
         string was found). Tokens beyond, told or in flight, count nowhere."""

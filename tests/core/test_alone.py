@@ -24,6 +24,27 @@ def test_a_chunk_of_one_is_not_cut_for_decodes_that_are_not_in_its_plan():
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
+def test_what_is_acquitted_shares_plans_again(depth):
+    driver = create_driver(pipeline_depth=depth, max_num_seqs=8)
+    requests = [create_request(i, [i] * 9, max_tokens=12, alone=i % 3 == 0) for i in range(1, 7)]
+    for request in requests:
+        driver.core.add(request)
+    while not all(driver.outputs.get(i) for i in (3, 6)):
+        driver.step()
+    for sequence_id in (3, 6):
+        driver.core.acquit(sequence_id)
+        driver.core.check_integrity()
+    while driver.core.has_work:
+        plan = driver.plan()
+        if plan is None:
+            driver.answer()
+        elif not driver.finished and len(driver.plans) == 1:
+            assert {3, 6} <= set(plan.row_sequences)
+    for request in requests:
+        assert driver.outputs[request.sequence_ids[0]] == expected_output(request, 0)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
 def test_nothing_is_in_flight_beside_it(depth):
     driver = create_driver(pipeline_depth=depth, max_num_batched_tokens=16)
     requests = [create_request(i, [i] * 9, max_tokens=6, alone=i % 3 == 0) for i in range(1, 9)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -59,9 +60,8 @@ class SimulatorBuild:
             unit, built = Path(scratch) / f"{name}.cpp", Path(scratch) / library.name
             unit.write_text(text)
             named = (f"-Wl,-soname,{library.name}", "-o", str(built))
-            done = subprocess.run(
-                ["g++", *options, str(unit), *link, *named], capture_output=True, text=True, timeout=300, check=False
-            )
+            command = ["g++", *options, str(unit), *link, *named]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
             if done.returncode != 0:
                 raise RuntimeError(f"{name} does not compile for the simulator:\n{done.stderr[:4000]}")
             os.replace(built, library)
@@ -70,6 +70,8 @@ class SimulatorBuild:
     @cached_property
     def _environment(self) -> str:
         """What the machine and the simulator's own headers add to a library's identity."""
+        if shutil.which("g++") is None:
+            raise RuntimeError("the simulator needs g++, version 11 or later")
         version = subprocess.run(["g++", "--version"], capture_output=True, text=True, check=True).stdout
         cpuinfo = Path("/proc/cpuinfo")
         model = [line for line in cpuinfo.read_text().splitlines() if line.startswith(("flags", "Features"))][:1]

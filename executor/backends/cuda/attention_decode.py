@@ -19,6 +19,7 @@ from executor.backends.cuda.step import DecodeRows, Window
 
 _ROWS = 16  # of an mma tile: query heads of a block
 _SIMT_WARPS = 4
+_SIMT_RESIDENT = 3  # blocks that the kernel's registers let share a multiprocessor
 _SIMT_GROUP = 2  # query heads on a K/V head up to which the ordinary cores are used; their heads of a block
 
 
@@ -50,7 +51,7 @@ class DecodeLaunch:
     heads: int  # query heads of a block
     threads: int
     shared_bytes: int
-    blocks_per_multiprocessor: int  # that shared memory allows, 2 at most for the tensor-core kernel
+    blocks_per_multiprocessor: int  # that run at once; of the tensor-core kernel 2 at most
 
 
 def decode_launch(shape: DecodeShape, shared_limit: int) -> DecodeLaunch:
@@ -64,7 +65,7 @@ def decode_launch(shape: DecodeShape, shared_limit: int) -> DecodeLaunch:
     if not shape.uses_tensor_cores:
         group = min(_SIMT_GROUP, shape.heads_per_kv_head)
         source = kernel("decode_simt", "decode_simt.cu", **common, GROUP=group)
-        return DecodeLaunch(source, group, _SIMT_WARPS * 32, 0, 8)
+        return DecodeLaunch(source, group, _SIMT_WARPS * 32, 0, _SIMT_RESIDENT)
     warps, stages = _pipeline(shape, shared_limit)
     shared = _shared_bytes(shape, warps, stages)
     source = kernel("decode", "decode.cu", **common, WARPS=warps, STAGES=stages)

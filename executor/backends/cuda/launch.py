@@ -121,5 +121,6 @@ class DeviceLauncher:
             raw = cupy.RawModule(path=str(compiled.path)).get_function(kernel.function)
             if shared_bytes > _STATIC_LIMIT:
                 raw.max_dynamic_shared_size_bytes = shared_bytes
+                raw.preferred_shared_memory_carveout = 100  # in percent: room for as many blocks as the limit allows
             self._functions[kernel] = (raw.kernel, max(shared_bytes, _STATIC_LIMIT))
         return self._functions[kernel][0]

@@ -95,9 +95,9 @@ class StagedDecoder:
         self._progress_calls = 0
         if self._sizes:
             largest = self._host_step(self._sizes[-1], _no_rows())
-            self._staging = Staging(
-                backend.device, staged_bytes(largest.arrays) + 4 * self._sizes[-1] * max_blocks, False
-            )
+            tables = np.zeros((self._sizes[-1], max_blocks), np.int32)
+            most = staged_bytes({**largest.arrays, "tables": tables})
+            self._staging = Staging(backend.device, most, may_grow=False)
             self._block_tables = torch.zeros((self._sizes[-1], max_blocks), dtype=torch.int32, device=backend.device)
             self._logits: torch.Tensor | None = None
 

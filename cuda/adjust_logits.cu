@@ -26,7 +26,7 @@ __device__ __forceinline__ bool copy_row(float* own, const float* __restrict__ r
     }
     largest = warp_max(largest);
     if (threadIdx.x % 32 == 0) warp_largest[threadIdx.x / 32] = largest;
-    __syncthreads();
+    __syncthreads();  // the warps' largest are there, and so is the row
     for (int warp = 0; warp < THREADS / 32; warp++) largest = fmaxf(largest, warp_largest[warp]);
     return fabsf(largest) < -negative_infinity();
 }
@@ -53,7 +53,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const bool only_allowed = restricted[index] != 0;
     const bool finite = copy_row(own, row, vocab, only_allowed);
     if (thread == 0) was_finite[index] = finite ? 1 : 0;
-    __syncthreads();
     if (only_allowed) {
         for (int i = allowed[0] + thread; i < allowed[1]; i += THREADS) own[list_ids[i]] = row[list_ids[i]];
         __syncthreads();

@@ -11,10 +11,14 @@ from tests.kernels.planted import PlantedBug
 from tests.kernels.sim import SimulatorBuild
 
 FAMILIES = sorted(path.stem for path in Path(__file__).parent.glob("planted_*.py"))
-BUGS: list[PlantedBug] = [bug for family in FAMILIES for bug in importlib.import_module(f"{__package__}.{family}").BUGS]
+MODULES = [importlib.import_module(f"{__package__}.{family}") for family in FAMILIES]
+BUGS: list[PlantedBug] = [bug for module in MODULES for bug in module.BUGS]
+MORE_BUGS: list[PlantedBug] = [bug for module in MODULES for bug in getattr(module, "MORE_BUGS", ())]
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+@pytest.mark.parametrize(
+    "bug", [*BUGS, *(pytest.param(bug, marks=pytest.mark.full) for bug in MORE_BUGS)], ids=lambda bug: bug.name
+)
 def test_is_caught(bug: PlantedBug) -> None:
     bug.check(SimulatorBuild())  # the case is right without the bug
     reason = bug.caught(SimulatorBuild(replaced=bug.planted()))
@@ -22,6 +26,6 @@ def test_is_caught(bug: PlantedBug) -> None:
 
 
 def test_names_tell_bugs_apart() -> None:
-    names = [bug.name for bug in BUGS]
+    names = [bug.name for bug in [*BUGS, *MORE_BUGS]]
     assert len(set(names)) == len(names)
-    assert len(names) >= 20
+    assert len(BUGS) >= 20

@@ -155,7 +155,9 @@ def test_health_and_load_tell_of_the_server(server: str) -> None:
     assert queue == "queue: 0 of 1024 requests, 0 tokens"
 
 
-@pytest.mark.parametrize("command", [["generate", "x"], ["chat"], ["health"], ["load"]])
+@pytest.mark.parametrize(
+    "command", [["generate", "x"], ["chat"], ["health"], ["load"], ["load", "--watch"], ["drain"], ["drain", "x:1"]]
+)
 def test_without_a_server_each_command_says_how_to_start_one(command: list[str]) -> None:
     done = octavo(*command, f"--server={NOWHERE}")
     assert done.returncode == 1

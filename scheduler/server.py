@@ -31,6 +31,7 @@ from scheduler.service import GenerationService
 
 LAST_WORDS_SECONDS = 2.0  # for streams to end, once nothing more will come
 PARENT_POLL_SECONDS = 0.5
+MAX_PENDING_CALLS = 100_000  # that have arrived and were not looked at yet
 
 
 class ExitCode(enum.IntEnum):
@@ -201,4 +202,8 @@ def _channel_options(config: SchedulerConfig) -> list[tuple[str, int]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        # A burst is refused by the queue's bounds, with a reason and a time to come back; beyond this one, from 1000
+        # calls on, gRPC itself would cancel some with neither.
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
     ]

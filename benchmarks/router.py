@@ -40,7 +40,7 @@ TOKEN_MS = 0.1  # of each token in it
 class Load:
     """What comes, for each executor."""
 
-    requests: int = 120
+    requests: int = 60
     per_second: float = 6.0
     prefixes: int = 8
     prefix_blocks: tuple[int, int] = (32, 64)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from scheduler.core.request import Request
 from scheduler.core.scheduler import Scheduler
 
-DECODE_TOKENS = 32  # a running sequence slows a newcomer about as much as so many tokens of a prompt
+DECODE_TOKENS = 16  # a running sequence delays a newcomer as much as so many tokens of a prompt; docs/routing.md
 
 
 @dataclass(frozen=True, slots=True)

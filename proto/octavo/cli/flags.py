@@ -27,6 +27,7 @@ class Flag:
 
 
 _MODEL = "`smollm2` (the demo model), a Hugging Face directory, a .gguf file or a hub id"
+_KV_MEMORY = "of the KV cache, as 512M; absent: a quarter of what is free, up to 2G; on a GPU, all"
 
 EXECUTOR: tuple[Flag, ...] = (
     Flag("--model", "MODEL", "smollm2", _MODEL),
@@ -37,7 +38,7 @@ EXECUTOR: tuple[Flag, ...] = (
     Flag("--threads", "N", None, "threads of the model; absent: one for each core"),
     Flag("--cache-dir", "DIR", None, "where fetched and converted models are kept; absent: ~/.cache/octavo"),
     Flag("--block-size", "N", "16", "tokens of one KV block, 16 or 32"),
-    Flag("--kv-cache-memory", "BYTES", None, "of the KV cache, as 512M; absent: a quarter of what is free, up to 2G; on a GPU, all"),
+    Flag("--kv-cache-memory", "BYTES", None, _KV_MEMORY),
     Flag("--num-blocks", "N", None, "size of the KV cache in blocks, instead of --kv-cache-memory"),
     Flag("--gpu-memory-share", "FRACTION", "0.9", "of a GPU's memory, for weights, activations and KV cache together"),
     Flag("--max-num-seqs", "N", "64", "most sequences that run in one step"),
@@ -54,7 +55,7 @@ EXECUTOR: tuple[Flag, ...] = (
 
 SCHEDULER: tuple[Flag, ...] = (
     Flag("--executors", "HOST:PORT[,…]", None, "where executors listen; names are resolved every second", serve=False),
-    Flag("--fingerprint", "HASH", None, "serve this model only; absent: that of the first executor to join", serve=False),
+    Flag("--fingerprint", "HASH", None, "serve this model only; absent: the first executor's", serve=False),
     Flag("--host", "HOST", "127.0.0.1", "address to listen on"),
     Flag("--port", "PORT", "50051", "port to listen on; 0 takes a free one"),
     Flag("--max-message-bytes", "BYTES", "16777216", "largest gRPC message, both ways"),

@@ -16,6 +16,7 @@ from executor.step_thread import StepRunner
 class Loaded(NamedTuple):
     model: ServedModel
     runner: StepRunner
+    survives_failed_steps: bool = True  # False: once a step raised, nothing that follows on the device can be trusted
 
 
 Loader = Callable[[ExecutorConfig, str, Callable[[str], None]], Loaded]  # config, device's name, progress

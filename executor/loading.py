@@ -51,7 +51,7 @@ def load(config: ExecutorConfig, device_name: str, progress: Callable[[str], Non
         raise StartupError(str(error)) from error
     progress("warming up")
     warm_up(runner)
-    return Loaded(_served(config, resolved.name, model, limits, platform.name), runner)
+    return Loaded(_served(config, resolved.name, model, limits, platform.name), runner, platform.survives_failed_steps)
 
 
 def warm_up(runner: Runner) -> None:

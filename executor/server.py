@@ -15,7 +15,9 @@ import signal
 import sys
 import threading
 import uuid
+from collections.abc import Callable
 from concurrent.futures import Future
+from typing import NoReturn
 
 import grpc
 import grpc.aio
@@ -82,16 +84,28 @@ class _Process:
             loading.cancel()  # the thread is a daemon; nothing of it must be kept
             return
         loaded = loading.result()
-        self._steps = StepThread(loaded.runner)
+        failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        self._steps = StepThread(loaded.runner, _future_setter(failed))
         self._steps.start()
         self._service.serve(loaded.model, self._steps)
         await self._set_health(ready=True)
         self._log.info("ready", address=address, model=loaded.model.name, num_blocks=loaded.model.limits.num_blocks)
         _announce(f"ready address={address}")
-        await stop
+        ends: set[asyncio.Future[Exception] | asyncio.Task[bool]] = (
+            {stop} if loaded.survives_failed_steps else {stop, failed}
+        )
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if not stop.done():
+            await self._leave_broken_device(failed.result())
         named = self._service.drain_grace_seconds
         await self._drain(self._config.grace_period if named is None else named)
         self._steps.stop(_LAST_WORDS)
+
+    async def _leave_broken_device(self, error: Exception) -> NoReturn:
+        """The session has ended with the reason; another process must take the device over. Raises StartupError."""
+        await self._set_health(ready=False)
+        await asyncio.wait({asyncio.create_task(self._service.session_ended())}, timeout=_LAST_WORDS)
+        raise StartupError(f"a step failed, and the device cannot be trusted after it: {type(error).__name__}: {error}")
 
     async def _load(self) -> Loaded:
         """On a daemon thread: a signal must be able to end the process in the middle of it."""
@@ -138,6 +152,21 @@ class _Process:
         for each in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(each)
             signal.signal(each, signal.SIG_DFL)
+
+
+def _future_setter(future: asyncio.Future[Exception]) -> Callable[[Exception], None]:
+    """For another thread; the first one counts."""
+    loop = asyncio.get_running_loop()
+
+    def set_result(error: Exception) -> None:
+        if not future.done():
+            future.set_result(error)
+
+    def tell(error: Exception) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends as it is
+            loop.call_soon_threadsafe(set_result, error)
+
+    return tell
 
 
 def _server_options(max_message_bytes: int) -> list[tuple[str, int]]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from typing import Protocol
 
-from executor.plan import BatchPlan, StepResult
+from executor.plan import BatchPlan, InvalidPlan, StepResult
 
 
 class StepRunner(Protocol):
@@ -56,8 +56,10 @@ class _Call:
 class StepThread:
     """Runs a `StepRunner`."""
 
-    def __init__(self, runner: StepRunner) -> None:
+    def __init__(self, runner: StepRunner, failed: Callable[[Exception], None] = lambda error: None) -> None:
+        """`failed` is told on the step thread of a step that raised, a plan that was wrong excepted."""
         self.runner = runner
+        self._failed = failed
         self._running_step = 0
         self._jobs: queue.SimpleQueue[_Step | _Call | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="step", daemon=True)
@@ -110,3 +112,5 @@ class StepThread:
             answer = error
         self._running_step = 0
         job.answer(answer)
+        if isinstance(answer, Exception) and not isinstance(answer, InvalidPlan):
+            self._failed(answer)

@@ -44,6 +44,10 @@ class Platform(Protocol):
         """Kind and name, as "cpu (AMD EPYC)"."""
 
     @property
+    def survives_failed_steps(self) -> bool:
+        """Whether the device can be used on once a step raised as a whole."""
+
+    @property
     def backend(self) -> Backend: ...
 
     def num_blocks(self, model: LoadedModel, limits: Limits, wish: CacheWish) -> int:

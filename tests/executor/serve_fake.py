@@ -1,6 +1,7 @@
 """`python -m executor` with the fake model: the process under test in test_executor_process.py.
 
-The model's name says how loading goes: "fake" at once, "slow" never ends, "broken" fails.
+The model's name says how loading goes: "fake" at once, "slow" never ends, "broken" fails; "failing" loads, and every step
+raises on a device that does not survive it.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ def load_fake(config: ExecutorConfig, device_name: str, progress: Callable[[str]
         device=device_name,
         tokenizer_files={"tokenizer.json": b"{}"},
     )
+    if config.model == "failing":
+        model.fails_with = RuntimeError("an illegal memory access was encountered")
+        return Loaded(served, runner, survives_failed_steps=False)
     return Loaded(served, runner)
 
 

@@ -240,3 +240,25 @@ class Stream:
 
     def close(self) -> None:
         self._outgoing.put(None)
+
+
+def test_a_device_that_does_not_survive_a_failed_step_ends_the_process() -> None:
+    """Not in silence: the session is told the reason before, and whoever started the process reads it on stderr."""
+    with process("--model", "failing") as running, grpc.insecure_channel(running.wait_for("ready")) as channel:
+        incarnation = pb_grpc.ExecutorStub(channel).Describe(pb.DescribeRequest(), timeout=LIMIT).incarnation
+        hello = pb.Hello(scheduler_id="one", session=1, incarnation=incarnation, protocol_version=PROTOCOL_VERSION)
+        new = pb.NewSequence(sequence_id=1, token_ids=[3, 4], num_prompt_tokens=2, block_ids=[1])
+        plan = pb.BatchPlan(step_id=1, new=[new], row_sequences=[1], row_tokens=[2])
+        to_executor: queue.SimpleQueue[pb.ToExecutor] = queue.SimpleQueue()
+        to_executor.put(pb.ToExecutor(hello=hello))
+        to_executor.put(pb.ToExecutor(plan=plan))
+        with pytest.raises(grpc.RpcError) as ended:
+            list(pb_grpc.ExecutorStub(channel).Execute(iter(to_executor.get, None), timeout=LIMIT))
+        assert ended.value.code() == grpc.StatusCode.INTERNAL
+        assert "a step failed: RuntimeError: an illegal memory access was encountered" in ended.value.details()
+        code, stderr = running.end()
+        assert code == 1
+        assert stderr.splitlines()[-1] == (
+            "octavo executor: a step failed, and the device cannot be trusted after it: RuntimeError: an illegal "
+            "memory access was encountered"
+        )

@@ -24,6 +24,8 @@ _DEFAULT_MOST = 2 << 30
 class CpuPlatform:
     """See executor.backends.platform."""
 
+    survives_failed_steps = True
+
     def __init__(self, backend: CpuBackend) -> None:
         self.backend = backend
         self.name = f"cpu ({platform.processor() or platform.machine()})"

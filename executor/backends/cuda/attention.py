@@ -60,7 +60,7 @@ class Attention:
         sliding_window: int | None,
         softcap: float | None,
     ) -> torch.Tensor:
-        """q [num_tokens, num_heads, head_size] -> the same shape. Rows that are padding come back as they happen to be."""
+        """q [num_tokens, num_heads, head_size] -> the same shape; rows that are padding come back with anything."""
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if step.prefill is not None:
             chunks = step.prefill

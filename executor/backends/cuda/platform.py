@@ -31,6 +31,8 @@ _MAX_BUCKET = 256  # rows of the largest graph
 class CudaPlatform:
     """See executor.backends.platform."""
 
+    survives_failed_steps = False  # an error of a kernel stays with the process's context
+
     def __init__(self, device: Device, backend: CudaBackend) -> None:
         self.backend = backend
         self.name = f"cuda ({device.name})"

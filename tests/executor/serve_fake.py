@@ -1,7 +1,7 @@
 """`python -m executor` with the fake model: the process under test in test_executor_process.py.
 
-The model's name says how loading goes: "fake" at once, "slow" never ends, "broken" fails; "failing" loads, and every step
-raises on a device that does not survive it.
+The model's name says how loading goes: "fake" at once, "slow" never ends, "broken" fails; "failing" loads, and every
+step raises on a device that does not survive it.
 """
 
 from __future__ import annotations

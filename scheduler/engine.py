@@ -40,7 +40,7 @@ from scheduler.router import choose, seen_by
 from scheduler.ticket import Output, Ticket
 
 MAX_SUSPICIONS = 2  # plans in flight at a death, without a token since: from then on it runs in plans of its own
-MAX_DEATHS_ALONE = 2  # executors that died while it was alone: it is what kills them
+MAX_DEATHS_ALONE = 2  # executors that died at one place of it while it was alone: it is what kills them
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ class Engine:
             raise lost
         for one in drained:
             # One that was told to stop died of that, and of no request.
-            self._requeue(one, reason, suspect=one.in_flight and not member.draining)
+            self._requeue(one, reason, suspect=bool(one.in_flight) and not member.draining)
         self._pump_soon()
 
     def changed(self) -> None:
@@ -341,7 +341,11 @@ class Engine:
             self._forget(output)
             if suspect:
                 output.suspicions += 1
-                output.deaths_alone += request.alone
+                if request.alone:
+                    # What kills does so at the same place; two accidents rarely come to the same one.
+                    again = _overlap(output.died_at, drained.in_flight)
+                    output.deaths_alone = output.deaths_alone + 1 if again else 1
+                    output.died_at = drained.in_flight
         assert self._fleet.model is not None
         fresh = replace(
             request,
@@ -456,6 +460,10 @@ class Engine:
             for job in self._queue.expire(time.monotonic()):
                 reason = EndReason.ERROR if job.ticket.begun else EndReason.TIMEOUT
                 self._end_job(job, reason, f"waited too long to be computed: {self._why_waiting(job)}")
+
+
+def _overlap(one: range, other: range) -> bool:
+    return max(one.start, other.start) < min(one.stop, other.stop)
 
 
 def _known_tokens(request: Request) -> int:

@@ -25,7 +25,8 @@ class Output:
     num_tokens: int = 0  # told
     num_preemptions: int = 0
     suspicions: int = 0  # executors that died with it in flight, since its last token
-    deaths_alone: int = 0  # of those, with nothing else in flight
+    deaths_alone: int = 0  # of those, with nothing else in flight, one after another at the same place
+    died_at: range = range(0)  # positions in flight at the last of these
     first_token_at: float | None = None
     last_token_at: float | None = None
     ended: bool = False

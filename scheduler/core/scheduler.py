@@ -57,7 +57,7 @@ class Drained(NamedTuple):
     """A request that must go on elsewhere."""
 
     request: Request
-    in_flight: bool  # a plan that was not answered held it
+    in_flight: range  # its positions in plans that were not answered; empty where none held it
 
 
 class ProtocolError(Exception):
@@ -244,7 +244,7 @@ class Scheduler:
         output that had begun comes back on its own; beams, of which nothing was told, begin anew."""
         drained = []
         for beam in dict.fromkeys(self._beams.values()):
-            drained.append(Drained(beam.request, any(s.num_in_flight for s in beam.live)))
+            drained.append(Drained(beam.request, self._positions_in_flight(beam.live)))
         for s in dict.fromkeys(self._sequences.values()):
             if s.beam is not None:
                 continue
@@ -256,7 +256,7 @@ class Scheduler:
                 output_token_ids=tuple(s.token_ids[s.num_prompt_tokens :]),
                 num_prompt_logprobs_told=s.next_prompt_logprob,
             )
-            drained.append(Drained(request, s.num_in_flight > 0))
+            drained.append(Drained(request, self._positions_in_flight([s])))
         self._sequences.clear()
         self._beams.clear()
         self._running.clear()
@@ -268,6 +268,12 @@ class Scheduler:
         self._num_alone = 0
         self._kv = KVCache(self.config.num_blocks, self.config.block_size, self.config.prefix_caching)
         return drained
+
+    def _positions_in_flight(self, sequences: list[Sequence]) -> range:
+        rows = [row for step in self._in_flight for row in step.rows if row.sequence in sequences]
+        if not rows:
+            return range(0)
+        return range(min(row.start for row in rows), max(max(row.end, row.start + 1) for row in rows))
 
     def schedule(self) -> BatchPlan | None:
         """The next plan, or None when there is nothing to plan, or enough is unanswered."""

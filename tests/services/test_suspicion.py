@@ -61,3 +61,20 @@ async def test_a_suspect_is_computed_alone_until_its_next_token() -> None:
         await until(lambda: output.num_tokens > 0)
         assert (output.suspicions, sequence.request.alone) == (0, False)
         assert (await read_one(ticket)).token_ids == greedy(PROMPT, 20)
+
+
+async def test_accidents_at_different_places_make_no_poison() -> None:
+    executor = LocalExecutor(max_num_batched_tokens=4, max_num_seqs=4)
+    prompt = tuple(range(20))
+    deaths = {0, 1, 3, 6}  # steps: two make it a suspect; then [4, 8) fails alone, then [8, 12)
+    steps = iter(range(1000))
+
+    def act() -> None:
+        if next(steps) in deaths:
+            raise RuntimeError("an accident")
+
+    before_each_step(executor, act)
+    async with fleet(executor) as running:
+        ticket = running.engine.submit(submission(prompt, 8))
+        assert (await read_one(ticket)).token_ids == greedy(prompt, 8)
+        assert next(steps) > max(deaths)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from executor.backends.cuda.compile import KernelCompiler
-from executor.backends.cuda.report import KernelReport, build_parser, main, report, table
+from executor.backends.cuda.report import KernelReport, build_parser, main, report, summary, table
 from executor.backends.cuda.sources import kernel
 
 FINE = KernelReport("norm[SCALAR=bf16]", "90", 40, 0, 128, 5000)
@@ -25,6 +25,15 @@ def test_the_table_has_a_line_for_each_kernel_and_architecture() -> None:
         "norm[SCALAR=bf16]    90                40       0     128   5000",
         "prefill             120               255      16       0  90000",
         "sample               80  does not compile",
+    ]
+
+
+def test_the_summary_has_a_line_for_each_function_and_architecture() -> None:
+    other = KernelReport("norm[SCALAR=fp32]", "90", 50, 0, 128, 6000)
+    assert summary([FINE, other, SPILLING]).splitlines() == [
+        "function  arch  variants  registers  spills  shared         cubin",
+        "norm        90         2   40 to 50       0     128  5000 to 6000",
+        "prefill    120         1        255      16       0         90000",
     ]
 
 

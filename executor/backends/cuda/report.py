@@ -81,13 +81,45 @@ def table(reports: Sequence[KernelReport]) -> str:
         )
         for entry in reports
     ]
-    widths = [max(len(row[column]) for row in (HEADERS, *rows)) for column in range(len(HEADERS))]
+    return _aligned([HEADERS, *rows])
+
+
+SUMMARY_HEADERS = ("function", "arch", "variants", "registers", "spills", "shared", "cubin")
+
+
+def summary(reports: Sequence[KernelReport]) -> str:
+    """One line for each function and architecture, over its specialisations: the least and the most of each number."""
+    groups: dict[tuple[str, str], list[KernelReport]] = {}
+    for entry in reports:
+        groups.setdefault((entry.kernel.partition("[")[0], entry.arch), []).append(entry)
+    rows = [
+        (
+            function,
+            arch,
+            str(len(entries)),
+            _range([entry.registers for entry in entries]),
+            str(sum(entry.spill_bytes for entry in entries)),
+            _range([entry.shared_bytes for entry in entries]),
+            _range([entry.cubin_bytes for entry in entries]),
+        )
+        for (function, arch), entries in groups.items()
+    ]
+    return _aligned([SUMMARY_HEADERS, *rows])
+
+
+def _range(values: Sequence[int]) -> str:
+    return str(min(values)) if min(values) == max(values) else f"{min(values)} to {max(values)}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    """The first column to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(
             text.ljust(width) if column == 0 else text.rjust(width)
             for column, (text, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
-        for row in (HEADERS, *rows)
+        for row in rows
     )
 
 
@@ -106,7 +138,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.json:
         print(json.dumps([entry.row() for entry in reports], indent=1))
     else:
-        print(table(reports))
+        print(summary(reports) if options.summary else table(reports))
     for entry in reports:
         if entry.failure is not None:
             print(f"octavo kernels: {entry.kernel} for sm_{entry.arch}: {entry.failure}", file=sys.stderr)
@@ -131,7 +163,9 @@ def build_parser() -> argparse.ArgumentParser:
         help=f"architectures, as 80,90; default {','.join(ARCHITECTURES)}",
     )
     parser.add_argument("--kernel", default="", metavar="TEXT", help="only kernels whose name holds TEXT")
-    parser.add_argument("--json", action="store_true", help="a JSON list of rows instead of a table")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="a JSON list of rows instead of a table")
+    form.add_argument("--summary", action="store_true", help="one line for each function, over its specialisations")
     parser.add_argument(
         "--cache", type=Path, metavar="DIR", help="where cubins are kept; default ~/.cache/octavo/cubins"
     )

@@ -22,6 +22,7 @@ from executor.backends.cuda.elementwise import RmsNorm, RopeKvWrite, RopeSpec, S
 from executor.backends.cuda.launch import Launcher
 from executor.backends.cuda.plan import decode_plan, prefill_tiles
 from executor.backends.cuda.sampling import Sampler
+from executor.backends.cuda.sources import kernel as kernel_source
 from executor.backends.cuda.staging import Staging
 from executor.backends.cuda.step import DecodeItems, DecodeRows
 from executor.sampler import SamplingBatch
@@ -91,6 +92,7 @@ def cases(place: Place, sizes: Sizes = Sizes()) -> Iterator[Case]:
     yield decode(place, sizes, [sizes.context], h, kv, sizes.dtype, "≤ 14 µs with merge")
     yield decode(place, sizes, batch, h, kv, FP8, "≤ 0.6 of bf16's time")
     yield decode(place, sizes, batch, kv, kv, sizes.dtype, "≥ 85 %")
+    yield merge_states(place, sizes)
     yield prefill(place, sizes, [(0, sizes.prompt)], "≥ 350 TFLOP/s")
     yield prefill(place, sizes, [(sizes.prompt, sizes.chunk)], "≥ 250 TFLOP/s")
     yield rope_kv_write(place, sizes, sizes.tokens, "≥ 85 %")
@@ -168,6 +170,25 @@ def decode(
     heads = f"{num_heads}q/{num_kv_heads}kv"
     size = f"{len(seq_lens)} x {seq_lens[0]}, {heads}, {sizes.head_size}, KV {_name(kv_dtype)}"
     return Case(name, size, cost, target, launches, others or None)
+
+
+def merge_states(place: Place, sizes: Sizes, slots_a_row: int = 4) -> Case:
+    """The joining alone, of a batch whose rows were all split."""
+    heads, head_size = sizes.many_heads, sizes.head_size
+    source = kernel_source("merge_states", "merge_states.cu", SCALAR=_name(sizes.dtype), HEAD_SIZE=head_size)
+    num_slots = sizes.batch * slots_a_row
+    cost = costs.merge_states(num_slots, sizes.batch, heads, head_size, sizes.dtype.itemsize)
+    slot_ptr = place.ints(np.arange(sizes.batch + 1) * slots_a_row)
+    grid, block = (sizes.batch, heads, 1), (head_size // 4, 1, 1)
+    launches: list[Launch] = []
+    for _ in range(place.copies(cost)):
+        out = torch.empty((sizes.batch, heads, head_size), dtype=sizes.dtype, device=place.device)
+        values = place.random(num_slots, heads, head_size, dtype=torch.float32)
+        sums = place.random(num_slots, heads, dtype=torch.float32)
+        args = [out, values, sums, slot_ptr, None]
+        launches.append(lambda args=args: place.launcher.launch(source, grid, block, 0, args))  # type: ignore[misc]
+    size = f"{sizes.batch} rows of {slots_a_row} slots, {heads} heads"
+    return Case("merge_states", size, cost, "< 5 µs", launches)
 
 
 def prefill(place: Place, sizes: Sizes, chunks: Sequence[tuple[int, int]], target: str) -> Case:

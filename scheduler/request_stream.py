@@ -1,8 +1,9 @@
 """One accepted request between the engine's ticket and the client's stream.
 
 Two tasks: the pump takes the engine's news as they come, so that a stop string ends its output at once, however slow
-the client is; the writer sends what is pending. They share the outputs, whose pending news merge. A client that takes
-no message for `stall_timeout` seconds has its request aborted; its stream then still ends properly, should it read on.
+the client is; the writer sends what is pending, and pauses where the loop is behind (pace.py). They share the outputs,
+whose pending news merge. A client that takes no message for `stall_timeout` seconds has its request aborted; its stream
+then still ends properly, should it read on.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from scheduler.detokenizer import Pieces
 from scheduler.metrics import Metrics
 from scheduler.output import Output
 from scheduler.outputs import OutputEvent, ServingEngine, Submission, TicketT
+from scheduler.pace import Pace
 
 Log = structlog.typing.FilteringBoundLogger
 Send = Callable[[pb.GenerateResponse], Awaitable[None]]
@@ -43,6 +45,7 @@ class RequestStream(Generic[TicketT]):
         *,
         arrived: float,
         stall_timeout: float,
+        pace: Pace,
     ) -> None:
         """`arrived`: when the call came, on the event loop's clock."""
         self.outputs = outputs
@@ -54,6 +57,7 @@ class RequestStream(Generic[TicketT]):
         self._log = log
         self._arrived = arrived
         self._stall_timeout = stall_timeout
+        self._pace = pace
         self._news = asyncio.Event()
         self._prompt_logprobs: list[PromptLogprobs] = []
         self._last_token: list[float | None] = [None] * len(outputs)
@@ -73,6 +77,8 @@ class RequestStream(Generic[TicketT]):
                 over = pump.done()
                 for message in self._take(finished):
                     await self._send(send, message)
+                if self._pace.pause and not over:
+                    await asyncio.sleep(self._pace.pause)
                 if over:
                     pump.result()
                     assert len(finished) == len(self.outputs), "a ticket ends after the last finish"

@@ -25,6 +25,7 @@ from scheduler.config import SchedulerConfig
 from scheduler.malformed import RefuseMalformed
 from scheduler.metrics import Metrics
 from scheduler.outputs import ExecutorLost, ServingEngine, TicketT
+from scheduler.pace import Pace
 from scheduler.readiness import Readiness
 from scheduler.request_stream import Log
 from scheduler.service import GenerationService
@@ -54,11 +55,13 @@ class Server:
         self._log: Log = structlog.get_logger("server")
         self._run_engine = engine.run
         metrics = Metrics()
+        self._pace = Pace()
         service = GenerationService(
             engine,
             metrics,
             queue_timeout=config.queue_timeout,
             stall_timeout=config.stall_timeout,
+            pace=self._pace,
             on_drain=self.stop,
         )
         self._service = service
@@ -97,6 +100,7 @@ class Server:
     async def run(self) -> ExitCode:
         """From after `start` to the end of the process's work."""
         stop_metrics = self._serve_metrics()
+        pace = asyncio.create_task(self._pace.run(), name="pace")
         readiness = asyncio.create_task(self._readiness.run())
         engine = asyncio.create_task(self._run_engine())
         stop = asyncio.create_task(self._stop.wait())
@@ -104,9 +108,9 @@ class Server:
             await asyncio.wait({engine, stop, readiness}, return_when=asyncio.FIRST_COMPLETED)
             code = await (self._drain() if stop.done() else self._fail(engine, readiness))
         finally:
-            for task in (readiness, engine, stop):
+            for task in (pace, readiness, engine, stop):
                 task.cancel()
-            await asyncio.gather(readiness, engine, stop, return_exceptions=True)
+            await asyncio.gather(pace, readiness, engine, stop, return_exceptions=True)
             await self._server.stop(LAST_WORDS_SECONDS)
             stop_metrics()
         self._log.info("stopped", code=int(code))

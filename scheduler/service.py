@@ -28,6 +28,7 @@ from scheduler.detokenizer import UnknownDecoder, prompt_text
 from scheduler.metrics import Metrics
 from scheduler.output import Output
 from scheduler.outputs import Draining, ModelInfo, NoExecutor, ServingEngine, Submission, TicketT
+from scheduler.pace import Pace
 from scheduler.request_stream import Log, RequestStream
 from scheduler.statuses import InvalidArgument, RequestExists, is_ours, status_of
 from scheduler.stop_strings import StopStrings
@@ -78,6 +79,7 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
         *,
         queue_timeout: float = 60.0,
         stall_timeout: float = 60.0,
+        pace: Pace | None = None,
         on_drain: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_drain` is called when a client asks for the scheduler's drain; `drain` follows."""
@@ -85,6 +87,7 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
         self._metrics = metrics
         self._queue_timeout = queue_timeout
         self._stall_timeout = stall_timeout
+        self._pace = pace or Pace()
         self._on_drain = on_drain
         self._log: Log = structlog.get_logger("service")
         self._in_flight: dict[tuple[str, str], _InFlight[TicketT]] = {}
@@ -215,7 +218,7 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
             outputs = _outputs(request, submission, tokenizer)
             stream = RequestStream(
                 self._engine, ticket, submission, outputs, tokenizer.pieces, self._metrics, log,
-                arrived=arrived, stall_timeout=self._stall_timeout,
+                arrived=arrived, stall_timeout=self._stall_timeout, pace=self._pace,
             )  # fmt: skip
             try:
                 if running.aborted:  # while it was tokenized

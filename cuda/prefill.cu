@@ -33,11 +33,11 @@ constexpr int PITCH = HEAD_SIZE + 8;
 constexpr int K_STEPS = HEAD_SIZE / 16;
 constexpr int KEY_PAIRS = KEYS / 16;
 constexpr int CHUNKS = HEAD_SIZE / 8;  // 16 bytes of SCALAR
-constexpr int UNROLL = BANDS == 1 ? 8 : 4;  // copies whose addresses are held at once beside the accumulators
 constexpr bool WIDENS = is_same<KV, fp8>::value;
 constexpr int KV_CHUNKS = HEAD_SIZE * int(sizeof(KV)) / 16;
 static_assert(sizeof(SCALAR) == 2 && (WIDENS || is_same<KV, SCALAR>::value), "fp32 has a kernel of its own");
 static_assert(HEAD_SIZE % 16 == 0 && ROWS % 64 == 0 && KEYS % 16 == 0, "whole mma tiles");
+static_assert(KEYS % BLOCK_SIZE == 0, "tiles begin where blocks begin");
 
 // Where the keys of one sequence lie.
 struct Pages {
@@ -46,30 +46,44 @@ struct Pages {
     int end;                        // keys from here on are not read: they come out as zeros
 };
 
-// Starts the copy of keys [first, first + KEYS) of the head whose rows in block 0 `cache` points to: into the tile
-// itself, or (fp8) into raw bytes.
-__device__ __forceinline__ void copy_tile(SCALAR* tile, uint8_t* raw, const KV* __restrict__ cache, const Pages& pages,
-                                          int first) {
-#pragma unroll UNROLL
-    for (int i = threadIdx.x; i < KEYS * KV_CHUNKS; i += THREADS) {
-        const int row = i / KV_CHUNKS, chunk = i % KV_CHUNKS, key = first + row;
-        const bool valid = key < pages.end;
-        const int block = valid ? pages.table[key / BLOCK_SIZE] : 0;
-        const int inside = valid ? key % BLOCK_SIZE * HEAD_SIZE : 0;
-        const KV* from = cache + int64_t(block) * pages.block_stride + inside + chunk * (16 / int(sizeof(KV)));
-        void* to = WIDENS ? static_cast<void*>(raw + i * 16) : static_cast<void*>(tile + row * PITCH + chunk * 8);
+// Starts the copy of tile `tile`'s keys, of the head whose rows in block 0 `cache` points to: into shared memory as they
+// will be read, or (fp8) as raw bytes. Registers are scarce here: where threads fall on whole rows, a thread's pieces are
+// STEP rows apart and their places follow from the first one's; and only four pieces' addresses are held at once.
+__device__ __forceinline__ void copy_tile(SCALAR* rows, uint8_t* raw, const KV* __restrict__ cache, const Pages& pages,
+                                          int tile) {
+    constexpr int VEC = 16 / int(sizeof(KV));
+    constexpr bool WHOLE_ROWS = THREADS % KV_CHUNKS == 0;
+    constexpr int STEP = THREADS / KV_CHUNKS;
+    static_assert(!WHOLE_ROWS || STEP % BLOCK_SIZE == 0 || BLOCK_SIZE % STEP == 0, "pieces keep their place in a block");
+    const int* __restrict__ blocks = pages.table + tile * (KEYS / BLOCK_SIZE);
+#pragma unroll 4
+    for (int first = 0; first < KEYS * KV_CHUNKS; first += THREADS) {
+        const int i = first + threadIdx.x;
+        if (!WHOLE_ROWS && i >= KEYS * KV_CHUNKS) break;
+        int row = i / KV_CHUNKS, block_index = row / BLOCK_SIZE, inside = row % BLOCK_SIZE;
+        if constexpr (WHOLE_ROWS) {
+            const int first_row = threadIdx.x / KV_CHUNKS, further = first / KV_CHUNKS;
+            row = first_row + further;
+            block_index = first_row / BLOCK_SIZE + further / BLOCK_SIZE;
+            inside = first_row % BLOCK_SIZE + further % BLOCK_SIZE;
+        }
+        const int chunk = WHOLE_ROWS ? threadIdx.x % KV_CHUNKS : i % KV_CHUNKS;
+        const bool valid = tile * KEYS + row < pages.end;
+        const int block = valid ? blocks[block_index] : 0;
+        const KV* from = cache + int64_t(block) * pages.block_stride + inside * HEAD_SIZE + chunk * VEC;
+        void* to = WIDENS ? static_cast<void*>(raw + i * 16) : static_cast<void*>(rows + row * PITCH + chunk * 8);
         ptx::cp_async16(to, from, valid);
     }
     ptx::cp_async_commit();
 }
 
 // From raw bytes to the tile: each thread the pieces it copied, so that its own wait is enough.
-__device__ __forceinline__ void widen_tile(SCALAR* tile, const uint8_t* raw) {
+__device__ __forceinline__ void widen_tile(SCALAR* rows, const uint8_t* raw) {
 #pragma unroll 1
     for (int i = threadIdx.x; i < KEYS * KV_CHUNKS; i += THREADS) {
         const int row = i / KV_CHUNKS, chunk = i % KV_CHUNKS;
         const Vec16<fp8> from = Vec16<fp8>::load(reinterpret_cast<const fp8*>(raw + i * 16));
-        SCALAR* to = tile + row * PITCH + chunk * 16;
+        SCALAR* to = rows + row * PITCH + chunk * 16;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             Vec16<SCALAR> wide;
@@ -121,8 +135,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const int head = kv_head * group + (valid ? row % group : 0);
         ptx::cp_async16(shared_q + row * PITCH + chunk * 8, q + token * q_stride + head * HEAD_SIZE + chunk * 8, valid);
     }
-    copy_tile(shared_k, raw_k, k_cache, pages, first_tile * KEYS);  // one group with Q
+    copy_tile(shared_k, raw_k, k_cache, pages, first_tile);  // one group with Q
 
+    const float to_log2 = softcap > 0.0f ? LOG2E : score_scale * LOG2E;  // from scores to logits in base 2
     OnlineSoftmax softmax[BANDS][2];
     float acc[BANDS][HEAD_SIZE / 8][4];
 #pragma unroll
@@ -139,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         ptx::cp_async_wait<0>();
         if constexpr (WIDENS) widen_tile(shared_k, raw_k);
         __syncthreads();  // K is there, and all are done with the last V
-        copy_tile(shared_v, raw_v, v_cache, pages, first_key);
+        copy_tile(shared_v, raw_v, v_cache, pages, tile);
 
         float scores[BANDS][KEYS / 8][4];
 #pragma unroll
@@ -174,14 +189,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const bool partly = first_key < inner_begin || first_key + KEYS > inner_end;
 #pragma unroll
         for (int band = 0; band < BANDS; band++) {
+            if (softcap > 0.0f) {
 #pragma unroll
-            for (int j = 0; j < KEYS / 8; j++)
+                for (int j = 0; j < KEYS / 8; j++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    float score = scores[band][j][e] * score_scale;
-                    if (softcap > 0.0f) score = soft_cap(score, softcap);
-                    scores[band][j][e] = score * LOG2E;
-                }
+                    for (int e = 0; e < 4; e++)
+                        scores[band][j][e] = soft_cap(scores[band][j][e] * score_scale, softcap);
+            }
             if (partly) {
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
@@ -205,7 +219,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 for (int j = 0; j < KEYS / 8; j++)
                     largest = fmaxf(largest, fmaxf(scores[band][j][2 * r], scores[band][j][2 * r + 1]));
                 largest = warp_max<4>(largest);  // over the four lanes of a row
-                const float factor = softmax[band][r].raise(largest);
+                const float factor = softmax[band][r].raise(largest * to_log2);
 #pragma unroll
                 for (int d = 0; d < HEAD_SIZE / 8; d++) {
                     acc[band][d][2 * r] *= factor;
@@ -216,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 for (int j = 0; j < KEYS / 8; j++)
 #pragma unroll
                     for (int e = 2 * r; e < 2 * r + 2; e++) {
-                        scores[band][j][e] = ptx::ex2(scores[band][j][e] - base);
+                        scores[band][j][e] = ptx::ex2(fmaf(scores[band][j][e], to_log2, -base));
                         softmax[band][r].sum += scores[band][j][e];
                     }
             }
@@ -232,7 +246,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                     weights[band][step][i] = pack<SCALAR>(scores[band][2 * step + i / 2][i % 2 * 2],
                                                           scores[band][2 * step + i / 2][i % 2 * 2 + 1]);
         // Only now, when scores have shrunk to half the registers: the copy's addresses need some.
-        if (tile < last_tile) copy_tile(shared_k, raw_k, k_cache, pages, first_key + KEYS);
+        if (tile < last_tile) copy_tile(shared_k, raw_k, k_cache, pages, tile + 1);
 
 #pragma unroll
         for (int step = 0; step < KEY_PAIRS; step++) {

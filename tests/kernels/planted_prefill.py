@@ -48,8 +48,8 @@ BUGS = (
     PlantedBug(
         "prefill: the block table is read past its end",
         "prefill.cu",
-        "const int block = valid ? pages.table[key / BLOCK_SIZE] : 0;",
-        "const int block = pages.table[key / BLOCK_SIZE];",
+        "const int block = valid ? blocks[block_index] : 0;",
+        "const int block = blocks[block_index];",
         case(),
     ),
     PlantedBug(
@@ -108,9 +108,9 @@ MORE_BUGS = (
     PlantedBug(
         "prefill: the next K is copied over the one in use",
         "prefill.cu",
-        "        copy_tile(shared_v, raw_v, v_cache, pages, first_key);\n",
-        "        copy_tile(shared_v, raw_v, v_cache, pages, first_key);\n"
-        "        if (tile < last_tile) copy_tile(shared_k, raw_k, k_cache, pages, first_key + KEYS);\n",
+        "        copy_tile(shared_v, raw_v, v_cache, pages, tile);\n",
+        "        copy_tile(shared_v, raw_v, v_cache, pages, tile);\n"
+        "        if (tile < last_tile) copy_tile(shared_k, raw_k, k_cache, pages, tile + 1);\n",
         case(),
     ),
     PlantedBug(
@@ -193,8 +193,8 @@ MORE_BUGS = (
     PlantedBug(
         "prefill: softcap after the conversion to base 2",
         "prefill.cu",
-        "if (softcap > 0.0f) score = soft_cap(score, softcap);",
-        "if (softcap > 0.0f) score = soft_cap(score * LOG2E, softcap) / LOG2E;",
+        "soft_cap(scores[band][j][e] * score_scale, softcap)",
+        "soft_cap(scores[band][j][e] * score_scale * LOG2E, softcap) / LOG2E",
         case(softcap=5.0, q_magnitude=4.0),
     ),
     PlantedBug(

@@ -148,6 +148,7 @@ class PrefillAttention:
         check("seq_lens", seq_lens, torch.int32, num_seqs)
         check("block_tables", block_tables, torch.int32, num_seqs, None)
         assert window is None or window > 0, "a window of no key"
+        assert softmax_scale * k_scale > 0, "the largest score is taken for the largest logit"
         self._launcher.launch(
             self._source,
             (len(tiles), spec.num_kv_heads, 1),

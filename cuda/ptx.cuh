@@ -32,6 +32,7 @@ inline void ldmatrix_warp(void** lanes, uint32_t) {
             cusim::check_shared(row, 16, 16, "ldmatrix");
             rows[r] = static_cast<const uint16_t*>(row);
         }
+        cusim::count_bank_conflicts(reinterpret_cast<const void* const*>(rows));
         for (int l = 0; l < 32; l++) {
             const int r = l / 4, c = 2 * (l % 4);
             const uint16_t low = TRANS ? rows[c][r] : rows[r][c], high = TRANS ? rows[c + 1][r] : rows[r][c + 1];
@@ -160,10 +161,10 @@ __device__ __forceinline__ void mma_m16n8k16<fp16>(float (&d)[4], const uint32_t
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// 16 bytes from global to shared memory past the registers; zeros where not valid (src is not read then).
+// 16 bytes from global to shared memory past the registers and L1; zeros where not valid (src is not read then).
 __device__ __forceinline__ void cp_async16(void* dst, const void* src, bool valid = true) {
     const int bytes = valid ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(shared_address(dst)), "l"(src), "r"(bytes)
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0],[%1],16,%2;" ::"r"(shared_address(dst)), "l"(src), "r"(bytes)
                  : "memory");
 }
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

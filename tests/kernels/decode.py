@@ -70,14 +70,16 @@ def check_decode(
     shared_limit: int = 227 << 10,
     inputs: DecodeInputs | None = None,
 ) -> DecodeInputs:
-    """The case under every schedule: the same bits, and right ones. Returns the inputs, with the output in them."""
+    """The case under every schedule: the same bits, right ones, no bank conflicts. Returns what went in and out."""
     inputs = inputs or decode_inputs(case)
     fresh = inputs.out.clone()
     first: bytes | None = None
     for schedule, eager in EVERY_SCHEDULE:
         inputs.out.copy_(fresh)
-        recording = RecordingLauncher(SimulatorLauncher(schedule, eager, 7, build, shared_limit))
+        simulator = SimulatorLauncher(schedule, eager, 7, build, shared_limit)
+        recording = RecordingLauncher(simulator)
         run_decode(case, inputs, recording)
+        assert simulator.bank_conflicts == 0
         bits = inputs.out.view(torch.uint8).numpy().tobytes()
         if first is None:
             check_output(case, inputs)

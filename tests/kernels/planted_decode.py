@@ -70,6 +70,13 @@ BUGS = (
         case(),
     ),
     PlantedBug(
+        "rows of K and V that share their banks",
+        "decode.cu",
+        "PITCH = CHUNKS | 1;",
+        "PITCH = CHUNKS;",
+        case(),
+    ),
+    PlantedBug(
         "stale rows of V are not zeroed",
         "decode.cu",
         "ptx::cp_async16(s_v(stage) + to, v + i * CHUNK_ELEMENTS, visible);",

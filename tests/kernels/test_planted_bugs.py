@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from executor.backends.cuda.sources import source_directory
 from tests.kernels.planted import PlantedBug
 from tests.kernels.sim import SimulatorBuild
 
@@ -29,3 +30,8 @@ def test_names_tell_bugs_apart() -> None:
     names = [bug.name for bug in [*BUGS, *MORE_BUGS]]
     assert len(set(names)) == len(names)
     assert len(BUGS) >= 20
+
+
+def test_every_source_has_a_bug() -> None:
+    sources = {path.name for path in source_directory().glob("*.cu")}
+    assert sources - {bug.file for bug in [*BUGS, *MORE_BUGS]} == set()

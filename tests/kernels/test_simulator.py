@@ -221,6 +221,19 @@ def test_formats_round_as_torch_does(name: str, dtype: torch.dtype) -> None:
     assert torch.equal(y.view(torch.int16), x.to(dtype).view(torch.int16))
 
 
+@pytest.mark.parametrize(("pitch", "conflicts"), [(8, 7), (9, 0)])
+def test_rows_of_ldmatrix_on_the_same_banks_are_counted(pitch: int, conflicts: int) -> None:
+    text = """#include "ptx.cuh"
+    extern "C" __global__ void probe(float* x, int pitch) {
+        DYN_SMEM(uint4, s);
+        uint32_t r[2];
+        ptx::ldmatrix_x2(r, s + threadIdx.x % 8 * pitch);
+    }"""
+    launcher = SimulatorLauncher(build=SimulatorBuild(replaced={PROBE.file: text}))
+    launcher.launch(PROBE, (1, 1, 1), (32, 1, 1), 2048, [floats(1), np.int32(pitch)])
+    assert launcher.bank_conflicts == 2 * conflicts  # two matrices of the same rows
+
+
 def test_an_empty_grid_launches_nothing() -> None:
     run("x[n] = 1.0f;", [floats(1), np.int32(1)], grid=(0, 1, 1))
 

@@ -80,6 +80,7 @@ class _Launch(ctypes.Structure):
         ("error", ctypes.c_char_p),
         ("error_size", ctypes.c_size_t),
         ("fault_address", ctypes.POINTER(ctypes.c_size_t)),
+        ("bank_conflicts", ctypes.POINTER(ctypes.c_uint64)),
     ]
 
 
@@ -107,6 +108,7 @@ class SimulatorLauncher:
         self._shared_limit = shared_limit
         self._loaded: dict[KernelSource, _Loaded] = {}
         self._loading = threading.Lock()
+        self.bank_conflicts = 0  # of ldmatrix, over all launches
 
     @property
     def shared_limit(self) -> int:
@@ -134,7 +136,7 @@ class SimulatorLauncher:
         values = [_boxed(argument) for argument in args]
         addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         error = ctypes.create_string_buffer(_ERROR_BYTES)
-        fault_address = ctypes.c_size_t(0)
+        fault_address, bank_conflicts = ctypes.c_size_t(0), ctypes.c_uint64(0)
         what = _Launch(
             kernel.name.encode(),
             _Dim3(*grid),
@@ -147,10 +149,12 @@ class SimulatorLauncher:
             ctypes.cast(error, ctypes.c_char_p),
             _ERROR_BYTES,
             ctypes.pointer(fault_address),
+            ctypes.pointer(bank_conflicts),
         )
         if loaded.library.cusim_launch(ctypes.byref(what)) != 0:
             near = _nearest(fault_address.value, args) if fault_address.value else ""
             raise SimulatedFault(error.value.decode(errors="replace") + near)
+        self.bank_conflicts += bank_conflicts.value
 
     def _load(self, kernel: KernelSource) -> _Loaded:
         with self._loading:

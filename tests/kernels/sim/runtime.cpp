@@ -4,7 +4,7 @@
 // next one does; the order (forward, reverse, random) is the launch's, and results must not depend on it. A warp
 // collective is a rendezvous: lanes post their arguments and the last one carries the operation out for all, so that
 // masks, divergence and ended lanes are checked on the way. Shared memory is poisoned before each block and ends at a
-// guard page. Faults (ours, and SIGSEGV and the like inside a kernel) end the launch with a sentence, never the process.
+// guard page; ldmatrix counts its bank conflicts. Faults (ours, and SIGSEGV and the like inside a kernel) end the launch with a sentence, never the process.
 #include "cusim.h"
 
 #include <signal.h>
@@ -329,6 +329,12 @@ void check_shared(const void* p, size_t bytes, size_t alignment, const char* ope
         engine.current->site = operation;
         fail("address outside of the block's shared memory");
     }
+}
+
+void count_bank_conflicts(const void* const* rows) {
+    unsigned taken = 0;  // of the eight groups of four banks
+    for (int i = 0; i < 8; i++) taken |= 1u << (uintptr_t(rows[i]) / 16 % 8);
+    *engine.launch->bank_conflicts += uint64_t(8 - __builtin_popcount(taken));
 }
 
 void* dynamic_shared() { return engine.dynamic_begin; }

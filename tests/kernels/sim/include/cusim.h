@@ -6,13 +6,31 @@
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
-#include <math.h>
 #include <string.h>
 
 #include <type_traits>
 #include <utility>
 
 #define CUSIM 1
+
+// ---- the C library's mathematics, declared here: <math.h> would make up half of a kernel's compile time
+#define CUSIM_MATH1(name)                                                              \
+    extern "C" float name##f(float) noexcept;                                          \
+    extern "C" double name(double) noexcept;                                           \
+    inline float name(float x) { return name##f(x); }
+#define CUSIM_MATH2(name)                                                              \
+    extern "C" float name##f(float, float) noexcept;                                   \
+    extern "C" double name(double, double) noexcept;                                   \
+    inline float name(float x, float y) { return name##f(x, y); }
+CUSIM_MATH1(exp) CUSIM_MATH1(exp2) CUSIM_MATH1(expm1) CUSIM_MATH1(log) CUSIM_MATH1(log2) CUSIM_MATH1(log1p)
+CUSIM_MATH1(sqrt) CUSIM_MATH1(sin) CUSIM_MATH1(cos) CUSIM_MATH1(tanh) CUSIM_MATH1(fabs) CUSIM_MATH1(floor)
+CUSIM_MATH1(ceil) CUSIM_MATH1(rint) CUSIM_MATH1(round) CUSIM_MATH1(trunc)
+CUSIM_MATH2(fmax) CUSIM_MATH2(fmin) CUSIM_MATH2(fmod) CUSIM_MATH2(pow) CUSIM_MATH2(copysign)
+extern "C" float fmaf(float, float, float) noexcept;
+inline bool isnan(float x) { return __builtin_isnan(x); }
+inline bool isinf(float x) { return __builtin_isinf(x); }
+inline bool isfinite(float x) { return __builtin_isfinite(x); }
+constexpr float INFINITY = __builtin_inff();
 
 // ---- keywords
 #define __global__
@@ -60,6 +78,8 @@ extern Position position;
 // `bytes` at `p` lie in the block's shared memory, aligned.
 void check_shared(const void* p, size_t bytes, size_t alignment, const char* operation);
 void* dynamic_shared();
+// Counts rows of 16 bytes that one access of eight lanes finds on banks already taken by another row.
+void count_bank_conflicts(const void* const* rows);
 
 using WarpOperation = void (*)(void** lane_arguments, uint32_t mask);
 // A rendezvous of the lanes in mask: the last to arrive runs `operation` over all their arguments.
@@ -82,6 +102,7 @@ struct Launch {
     char* error;
     size_t error_size;
     uintptr_t* fault_address;
+    uint64_t* bank_conflicts;  // of ldmatrix, over the launch
 };
 int run(const Launch& launch, void (*entry)(void*), void* closure, char* shared_begin, char* shared_end);
 

@@ -64,12 +64,17 @@ async def test_an_interval_out_of_range_is_refused(running: Running, seconds: in
     )
 
 
+def num_watching() -> int:
+    """Tasks of WatchLoad calls: each waits for the end of a drain."""
+    return sum("_drained" in repr(task.get_coro()) for task in asyncio.all_tasks())
+
+
 async def test_a_watcher_that_leaves_leaves_nothing_behind(running: Running) -> None:
-    before = len(asyncio.all_tasks())
     call = running.stub.WatchLoad(HOUR)
     await call.read()
+    assert num_watching() == 1
     call.cancel()
-    await until(lambda: len(asyncio.all_tasks()) <= before)
+    await until(lambda: num_watching() == 0)
 
 
 async def test_a_watcher_sees_the_drain_begin_and_its_stream_ends_with_the_last_request(running: Running) -> None:

@@ -15,7 +15,7 @@ import torch
 from executor.backends.base import AttentionMetadata, KVCacheSpec, Linear, OutOfMemory
 from executor.backends.cuda import linear
 from executor.backends.cuda.attention import Attention
-from executor.backends.cuda.cache_ops import CopyBlocks, GatherRows
+from executor.backends.cuda.cache_ops import CopyBlocks, GatherRows, copy_blocks_source
 from executor.backends.cuda.elementwise import RmsNorm, SiluMul
 from executor.backends.cuda.launch import Launcher
 from executor.backends.cuda.linear import DenseLinear
@@ -91,7 +91,8 @@ class CudaBackend:
         return self._attention.work_shape
 
     def use_heads(self, num_heads: int) -> None:
-        """Makes the attention kernels for a model of so many query heads, once. Raises UnsupportedShape."""
+        """Makes the kernels for a model of so many query heads, once, those too that a first step would not need: no
+        request should wait for a compiler. Raises UnsupportedShape."""
         assert self._spec is not None, "allocate_kv_cache comes first"
         if self._attention is None or self._attention.num_heads != num_heads:
             try:
@@ -101,6 +102,8 @@ class CudaBackend:
             except ValueError as error:
                 raise UnsupportedShape(str(error)) from error
             self._attention.prepare()
+            self._sampler.prepare()
+            self._launcher.prepare(copy_blocks_source())
 
     def begin(self, step: Step) -> AttentionMetadata:
         """The step that the following ops belong to; returns what they are given as its metadata."""

@@ -235,6 +235,9 @@ class Engine:
         for one in drained:
             # One that was told to stop died of that, and of no request.
             self._requeue(one, reason, suspect=bool(one.in_flight) and not member.draining)
+        for sequence_id in [i for i, place in self._places.items() if place is member]:
+            # The core had ended it, and a fault kept the end from being told.
+            self._end_output(self._outputs[sequence_id], EndReason.ERROR, f"the executor was lost: {reason}")
         self._pump_soon()
 
     def changed(self) -> None:
@@ -350,6 +353,8 @@ class Engine:
         fresh = replace(
             request,
             sequence_ids=tuple(next(self._ids) for _ in outputs),
+            # What a fault kept from being told is computed again: only what was told is final.
+            output_token_ids=request.output_token_ids[: outputs[0].num_tokens],
             alone=any(output.suspicions >= MAX_SUSPICIONS for output in outputs),
         )
         job = _Job(fresh, outputs, self._fleet.model.fingerprint)

@@ -235,6 +235,9 @@ class Fleet:
             reason = str(error)
         except ProtocolError as error:
             reason = f"it broke the protocol: {error}"
+        except Exception as error:  # a fault of ours with one executor must not end the streams of all others
+            self._log.exception("planning failed", address=member.address, incarnation=member.incarnation)
+            reason = f"planning for it failed: {error!r}"
         else:
             raise AssertionError("a session ends with its reason")
         del self.members[member.incarnation], self._owners[member.incarnation]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from scheduler.core.plan import TokenEvent
 from scheduler.core.request import FinishReason, Request, Sequence
 
 Candidates = tuple[tuple[int, float], ...]  # (token_id, logprob), best first
@@ -61,7 +62,7 @@ class BeamSearch:
 
     def advance(self) -> list[Continuation]:
         """Consumes the candidates of a complete step. Returns the hypotheses that live on, best first; none when the
-        search is over and `best` tells the outputs."""
+        search is over and `outputs` tells its end."""
         ranked = sorted(
             (
                 Continuation(sequence, token_id, sequence.cumulative_logprob + logprob)
@@ -84,9 +85,19 @@ class BeamSearch:
             return []
         return [] if self._is_over(going_on) else going_on
 
-    def best(self) -> list[Hypothesis]:
-        """One finished hypothesis for each output asked, best first."""
-        return self.finished[: len(self.request.sequence_ids)]
+    def outputs(self) -> list[TokenEvent]:
+        """The end of each output asked, best first. Where masks leave few tokens to choose from, there may be fewer
+        hypotheses than outputs."""
+        events = [
+            TokenEvent(
+                sequence_id, 0, best.token_ids, finish_reason=best.reason, cumulative_logprob=best.cumulative_logprob
+            )
+            for sequence_id, best in zip(self.request.sequence_ids, self.finished, strict=False)
+        ]
+        error = f"the search found only {len(self.finished)} hypotheses"
+        for sequence_id in self.request.sequence_ids[len(events) :]:
+            events.append(TokenEvent(sequence_id, 0, finish_reason=FinishReason.ERROR, error=error))
+        return events
 
     def _finish(self, candidate: Continuation, reason: FinishReason) -> None:
         outputs = candidate.parent.token_ids[candidate.parent.num_prompt_tokens :]

@@ -650,16 +650,7 @@ class Scheduler:
             return
         going_on = beam.advance()
         if not going_on:
-            for sequence_id, best in zip(beam.request.sequence_ids, beam.best(), strict=True):
-                events.append(
-                    TokenEvent(
-                        sequence_id,
-                        0,
-                        best.token_ids,
-                        finish_reason=best.reason,
-                        cumulative_logprob=best.cumulative_logprob,
-                    )
-                )
+            events.extend(beam.outputs())
             self._end_beams(beam)
             return
         self._continue_beams(beam, going_on)

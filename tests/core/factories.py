@@ -94,6 +94,7 @@ class FakeExecutor:
     block_size: int
     sequences: dict[int, _Known] = field(default_factory=dict)
     slots: dict[int, list[int]] = field(default_factory=dict)  # block id -> contents
+    max_candidates: int | None = None  # of beams: as if masks left no more tokens to choose from
 
     def run(self, plan: BatchPlan, fail: frozenset[int] = frozenset()) -> StepResult:
         """`fail` names sequences whose computation goes wrong in this step."""
@@ -166,7 +167,7 @@ class FakeExecutor:
                 continue
             last = self._read(known, end)[-1]
             if known.beam_candidates is not None:
-                candidates[sequence_id] = rank_candidates(last, known.beam_candidates)
+                candidates[sequence_id] = rank_candidates(last, known.beam_candidates)[: self.max_candidates]
                 continue
             for fork in children:
                 child = _Known(

@@ -16,8 +16,9 @@ from tests.core.factories import Driver, FakeExecutor, create_core, create_drive
 PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 
 
-def undisturbed_beams(request: Request, block_size: int) -> list[list[int]]:
+def undisturbed_beams(request: Request, block_size: int, max_candidates: int | None) -> list[list[int]]:
     driver = create_driver(block_size=block_size, num_blocks=200, max_model_len=64)
+    driver.executor.max_candidates = max_candidates
     driver.core.add(request)
     driver.run()
     return [driver.outputs[i] for i in request.sequence_ids]
@@ -33,8 +34,10 @@ class CoreMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 5),
         extra_tokens=st.integers(0, 6),
         prefix_caching=st.booleans(),
+        max_candidates=st.sampled_from([None, None, 0, 1, 2, 3]),
     )
-    def start(self, block_size, num_blocks, depth, max_num_seqs, extra_tokens, prefix_caching):
+    def start(self, block_size, num_blocks, depth, max_num_seqs, extra_tokens, prefix_caching, max_candidates):
+        self.max_candidates = max_candidates
         self.ids = itertools.count(1).__next__
         self.settings = {
             "block_size": block_size,
@@ -54,7 +57,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     def join(self):
         core = create_core(self.ids, **self.settings)
-        self.driver = Driver(core, FakeExecutor(core.config.block_size))
+        self.driver = Driver(core, FakeExecutor(core.config.block_size, max_candidates=self.max_candidates))
 
     @property
     def core(self):
@@ -112,7 +115,7 @@ class CoreMachine(RuleBasedStateMachine):
         if beam_width is None:
             outputs = [expected_output(bounded, index) for index in range(n)]
         else:
-            outputs = undisturbed_beams(bounded, self.core.config.block_size)
+            outputs = undisturbed_beams(bounded, self.core.config.block_size, self.max_candidates)
         for sequence_id, output in zip(request.sequence_ids, outputs, strict=True):
             self.expected[sequence_id] = output
             self.told[sequence_id] = []

@@ -171,10 +171,10 @@ async def test_an_executor_with_another_fingerprint_is_refused_and_both_are_name
 async def test_a_step_without_progress_is_a_dead_executor() -> None:
     executor = LocalExecutor()
     async with fleet(executor, client=client_options(step_timeout=0.3)) as running:
-        ticket = running.engine.submit(submission((1, 2), 6))
+        ticket = running.engine.submit(submission((1, 2), 35))
         await until(lambda: ticket.outputs[0].num_tokens >= 1)
         executor.model.gate.clear()
         await until(lambda: not running.engine.members)
         assert "no progress in step" in running.engine.load().executors[0].reason
         executor.model.gate.set()
-        assert (await read_one(ticket)).token_ids == greedy((1, 2), 6)
+        assert (await read_one(ticket)).token_ids == greedy((1, 2), 35)

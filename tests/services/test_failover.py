@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from scheduler.core.plan import StepResult, TokenEvent
 from scheduler.core.request import SamplingParams
 from scheduler.outputs import EndReason
 from tests.executor.factories import greedy
@@ -212,3 +213,38 @@ async def test_a_begun_request_is_served_before_later_ones_of_its_priority() -> 
         await until(lambda: late.first_step_at is not None)
         assert ticket.outputs[0].ended
         assert (await read_one(late)).token_ids == greedy((5, 5), 30)
+
+
+async def test_a_fault_in_planning_for_one_executor_ends_neither_the_engine_nor_a_stream() -> None:
+    """A core that raised once ended the scheduler, and with it the streams of all executors."""
+    async with fleet(LocalExecutor(), LocalExecutor()) as running:
+        tickets = [running.engine.submit(submission(prompt, 24)) for prompt in prompts(8)]
+        await until(lambda: all(ticket.outputs[0].num_tokens >= 3 for ticket in tickets))
+        core = running.core(running.executors[0])
+        update = core.update
+
+        def update_and_raise(result: StepResult) -> list[TokenEvent]:
+            update(result)  # what it brought is never told
+            raise ValueError("a fault of ours")
+
+        core.update = update_and_raise  # type: ignore[method-assign]
+        heard = [await read_one(ticket) for ticket in tickets]
+        assert [one.token_ids for one in heard] == [greedy(prompt, 24) for prompt in prompts(8)]
+        await until(lambda: len(running.engine.members) == 2)
+
+
+async def test_an_end_that_a_fault_kept_from_being_told_is_an_error_and_no_silence() -> None:
+    async with fleet(LocalExecutor()) as running:
+        ticket = running.engine.submit(submission((1, 2), 30))
+        await until(lambda: ticket.outputs[0].num_tokens >= 3)
+        core = running.core(running.executors[0])
+
+        def end_and_raise(result: StepResult) -> list[TokenEvent]:
+            core.abort(ticket.outputs[0].sequence_id)
+            raise ValueError("a fault of ours")
+
+        core.update = end_and_raise  # type: ignore[method-assign]
+        heard = await read_one(ticket)
+        assert heard.finish is not None
+        assert heard.finish.reason is EndReason.ERROR
+        assert "ValueError('a fault of ours')" in str(heard.finish.error)

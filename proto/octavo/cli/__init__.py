@@ -42,8 +42,9 @@ def _run(words: Sequence[str]) -> int:
             command = module(name, *rest)
             os.execv(command[0], command)
         case ["kernels", *rest]:
-            from octavo.cli.serve import module
+            from octavo.cli.serve import module, require_torch
 
+            require_torch()
             command = module("executor.backends.cuda.report", *rest)
             os.execv(command[0], command)
 

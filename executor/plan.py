@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 
 class InvalidPlan(Exception):
@@ -25,6 +25,14 @@ class Limits:
     max_num_seqs: int  # rows of one plan
     max_num_batched_tokens: int  # tokens of one plan
     max_model_len: int  # tokens of one sequence
+
+
+class Known(Protocol):
+    """The ids of the sequences that the executor has."""
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, sequence_id: int, /) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +118,12 @@ class BatchPlan:
     row_tokens: Sequence[int] = ()  # [num_rows] tokens each computes, at least 1
     forks: Sequence[Fork] = ()
 
-    def check(self, limits: Limits) -> None:
-        """Raises InvalidPlan unless columns match, blocks exist and the rows fit the limits."""
+    def check(self, limits: Limits, known: Known) -> None:
+        """Raises InvalidPlan unless columns match, blocks exist, and rows and sequences fit the limits. `known` are the
+        sequences before the plan."""
+        check_counts({name: len(getattr(self, name)) for name in COUNTED}, limits)
         self._check_rows(limits)
+        self._check_sequences(limits, known)
         if len(self.copy_sources) != len(self.copy_destinations):
             raise InvalidPlan(
                 f"copy_sources has {len(self.copy_sources)} entries, copy_destinations {len(self.copy_destinations)}"
@@ -129,12 +140,20 @@ class BatchPlan:
         for new in self.new:
             _check_blocks(f"block_ids of new sequence {new.sequence_id}", new.block_ids, limits)
 
+    def _check_sequences(self, limits: Limits, known: Known) -> None:
+        """A scheduler gives each of its max_num_seqs seats to one sequence, and what left its seat is forgotten first:
+        more would be state that only grows."""
+        left = {i for i in (*self.finished, *self.preempted) if i in known}
+        arrived = {i for i in (new.sequence_id for new in self.new) if i in left or i not in known}
+        arrived.update(fork.child for fork in self.forks)
+        total = len(known) - len(left) + len(arrived)
+        if total > limits.max_num_seqs:
+            raise InvalidPlan(f"{total} sequences to keep exceed max_num_seqs {limits.max_num_seqs}")
+
     def _check_rows(self, limits: Limits) -> None:
         num_rows = len(self.row_sequences)
         if num_rows != len(self.row_tokens):
             raise InvalidPlan(f"row_sequences has {num_rows} entries, row_tokens {len(self.row_tokens)}")
-        if num_rows > limits.max_num_seqs:
-            raise InvalidPlan(f"{num_rows} rows exceed max_num_seqs {limits.max_num_seqs}")
         if num_rows and min(self.row_tokens) < 1:
             raise InvalidPlan("a row computes no token")
         num_tokens = sum(self.row_tokens)
@@ -142,6 +161,38 @@ class BatchPlan:
             raise InvalidPlan(f"{num_tokens} tokens exceed max_num_batched_tokens {limits.max_num_batched_tokens}")
         if len(set(self.row_sequences)) != num_rows:
             raise InvalidPlan("a sequence has two rows")
+
+
+# Columns of a plan that name each sequence at most once, and what an entry is called; a copy is made for one row.
+COUNTED = {
+    "finished": "finished sequences",
+    "preempted": "preempted sequences",
+    "new": "new sequences",
+    "tokens": "chosen tokens",
+    "tables": "table updates",
+    "copy_sources": "copies",
+    "row_sequences": "rows",
+    "forks": "forks",
+}
+
+
+def check_counts(counts: Mapping[str, int], limits: Limits) -> None:
+    """Raises InvalidPlan where a column of COUNTED is longer than a plan for max_num_seqs sequences can be: known from
+    the lengths alone, so that nobody walks what is too long to be walked."""
+    for name, count in counts.items():
+        if count > limits.max_num_seqs:
+            raise InvalidPlan(f"{count} {COUNTED[name]} exceed max_num_seqs {limits.max_num_seqs}")
+
+
+def check_contents(num_tokens: int, num_blocks: int, limits: Limits) -> None:
+    """Raises InvalidPlan for more tokens in new sequences, or more ids in block tables, than max_num_seqs sequences of
+    max_model_len have: a single one that is too long stays an error of its own."""
+    most_tokens = limits.max_num_seqs * (limits.max_model_len + 1)
+    if num_tokens > most_tokens:
+        raise InvalidPlan(f"{num_tokens} tokens of new sequences exceed the {most_tokens} that can be known")
+    most_blocks = limits.max_num_seqs * -(-limits.max_model_len // limits.block_size)
+    if num_blocks > most_blocks:
+        raise InvalidPlan(f"{num_blocks} ids in block tables exceed the {most_blocks} that tables have room for")
 
 
 def _check_blocks(name: str, blocks: Sequence[int], limits: Limits) -> None:

@@ -61,7 +61,7 @@ class Runner:
     def run(self, plan: BatchPlan, queued_ns: int = 0) -> StepResult:
         """Raises InvalidPlan; what the model raises goes through."""
         started = time.monotonic_ns()
-        plan.check(self.limits)
+        plan.check(self.limits, self.sequences)
         errors = self.sequences.apply(plan)
         slots, row_tokens = self._rows(plan, errors)
         if plan.copy_sources:

@@ -29,6 +29,7 @@ from executor.wire import message_from_result, plan_from_message
 PROTOCOL_VERSION = 1
 
 _CHUNK_BYTES = 1 << 20
+_LONGEST_ID = 128  # characters of a scheduler's id, which logs, Describe and refusals repeat
 
 
 class Refused(Exception):
@@ -44,7 +45,7 @@ class WrongExecutor(Refused):
 
 
 class BadOpening(Refused):
-    """The stream's first message is not Hello."""
+    """The stream's first message is not Hello, or one that names nobody."""
 
 
 class NoHello(Refused):
@@ -212,13 +213,17 @@ class ExecutorService(pb_grpc.ExecutorServicer):
     def _open(self, hello: pb.Hello) -> tuple[Session, _Serving]:
         """Grants the lease, or raises what stands in the table of statuses."""
         state = self._state
+        if not (0 < len(hello.scheduler_id) <= _LONGEST_ID and hello.scheduler_id.isprintable()):
+            raise BadOpening(
+                f"scheduler_id has {len(hello.scheduler_id)} characters: 1 to {_LONGEST_ID} printable ones are needed"
+            )
         if hello.protocol_version != PROTOCOL_VERSION:
             raise WrongExecutor(
                 f"protocol version {hello.protocol_version} was asked for, this executor speaks {PROTOCOL_VERSION}"
             )
         if hello.incarnation != self._options.incarnation:
             raise WrongExecutor(
-                f"incarnation {hello.incarnation!r} was expected, this is {self._options.incarnation!r}"
+                f"incarnation {hello.incarnation[:_LONGEST_ID]!r} was expected, this is {self._options.incarnation!r}"
             )
         if state.draining:
             raise Unavailable("this executor is draining")
@@ -250,7 +255,7 @@ class ExecutorService(pb_grpc.ExecutorServicer):
         await _leave_old_plans(serving.steps)
         session.opened()
         tasks = [
-            asyncio.create_task(self._read(session, serving.steps, context), name="execute-reader"),
+            asyncio.create_task(self._read(session, serving, context), name="execute-reader"),
             asyncio.create_task(self._beat(session), name="execute-heartbeat"),
         ]
         try:
@@ -269,16 +274,17 @@ class ExecutorService(pb_grpc.ExecutorServicer):
     async def _read(
         self,
         session: Session,
-        steps: StepThread,
+        serving: _Serving,
         context: grpc.aio.ServicerContext[pb.ToExecutor, pb.FromExecutor],
     ) -> None:
+        steps, limits = serving.steps, serving.model.limits
         answer = _answerer(session, asyncio.get_running_loop())
         try:
             while isinstance(message := await context.read(), pb.ToExecutor):
                 kind = message.WhichOneof("message")
                 if kind == "plan":
                     await session.received(message.plan.step_id)
-                    steps.submit(session.ticket, plan_from_message(message.plan), answer)
+                    steps.submit(session.ticket, plan_from_message(message.plan, limits), answer)
                 elif kind == "drain":
                     self.request_drain()
                 else:

@@ -45,7 +45,7 @@ class SimulatedRunner:
     def run(self, plan: BatchPlan, queued_ns: int = 0) -> StepResult:
         """Raises InvalidPlan."""
         started = time.monotonic_ns()
-        plan.check(self.limits)
+        plan.check(self.limits, self.sequences)
         errors = self.sequences.apply(plan)
         for new in plan.new:
             if new.sequence_id not in errors and not _is_computable(new.sampling):

@@ -13,17 +13,39 @@ from executor.plan import (
     BatchPlan,
     Fork,
     InvalidPlan,
+    Limits,
     NewSequence,
     PromptLogprobs,
     Sampling,
     StepResult,
     TableUpdate,
     TokenLogprobs,
+    check_contents,
+    check_counts,
 )
 
 
-def plan_from_message(message: pb.BatchPlan) -> BatchPlan:
-    """Raises InvalidPlan naming the columns that differ in length."""
+def plan_from_message(message: pb.BatchPlan, limits: Limits) -> BatchPlan:
+    """Raises InvalidPlan naming the columns that differ in length, or are longer than the limits allow: the event loop
+    converts, and must not spend seconds on what is refused anyway."""
+    check_counts(
+        {
+            "finished": len(message.finished),
+            "preempted": len(message.preempted),
+            "new": len(message.new),
+            "tokens": len(message.tokens),
+            "tables": len(message.table_sequences),
+            "copy_sources": len(message.copy_sources),
+            "row_sequences": len(message.row_sequences),
+            "forks": len(message.fork_children),
+        },
+        limits,
+    )
+    check_contents(
+        num_tokens=sum(len(new.token_ids) for new in message.new),
+        num_blocks=max(len(message.table_blocks), sum(len(new.block_ids) for new in message.new)),
+        limits=limits,
+    )
     _same_length(message, "token_sequences", "tokens")
     _same_length(message, "table_sequences", "table_starts", "table_counts")
     _same_length(message, "copy_sources", "copy_destinations")

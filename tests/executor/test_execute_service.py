@@ -227,6 +227,35 @@ async def test_a_wrong_protocol_version_is_refused_naming_both() -> None:
         )
 
 
+@pytest.mark.parametrize("scheduler_id", ["", "x" * 129, "a\nb", "\x1b[2J"])
+async def test_a_scheduler_must_have_an_id_that_can_be_logged(scheduler_id: str) -> None:
+    """An empty id owned the lease and Describe said that nobody did; a long one came back in every refusal."""
+    async with serving() as executor:
+        stream = executor.stream()
+        await stream.hello(scheduler_id=scheduler_id)
+        assert await stream.status() == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            f"scheduler_id has {len(scheduler_id)} characters: 1 to 128 printable ones are needed",
+        )
+        assert (await executor.describe()).owner == ""
+
+
+async def test_a_scheduler_id_of_128_characters_is_taken() -> None:
+    async with serving() as executor:
+        await executor.open(scheduler_id="é" * 128)
+        assert (await executor.describe()).owner == "é" * 128
+
+
+async def test_a_plan_with_more_than_any_scheduler_sends_ends_the_stream_naming_both_numbers() -> None:
+    async with serving() as executor:
+        stream = await executor.open()
+        await stream.plan(step_id=1, new=[new(i) for i in range(1, 10)])
+        assert await stream.status() == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "9 new sequences exceed max_num_seqs 8",
+        )
+
+
 async def test_another_scheduler_is_refused_naming_the_owner_until_the_owner_leaves() -> None:
     async with serving() as executor:
         owner = await executor.open(scheduler_id="owner")

@@ -187,6 +187,18 @@ def test_progress_counts_layers() -> None:
         (rows(2, {1: 0}), "a row computes no token"),
         (rows(2, {1: 65}), "65 tokens exceed max_num_batched_tokens 64"),
         (rows(2, dict.fromkeys(range(1, 10), 1)), "9 rows exceed max_num_seqs 8"),
+        (rows(2, {}, finished=list(range(9))), "9 finished sequences exceed max_num_seqs 8"),
+        (rows(2, {}, preempted=list(range(9))), "9 preempted sequences exceed max_num_seqs 8"),
+        (rows(2, {}, tokens=[(1, 1)] * 9), "9 chosen tokens exceed max_num_seqs 8"),
+        (rows(2, {1: 1}, tables=[TableUpdate(1, 0, [4])] * 9), "9 table updates exceed max_num_seqs 8"),
+        (rows(2, {}, copy_sources=list(range(1, 10)), copy_destinations=list(range(11, 20))), "9 copies exceed"),
+        (rows(2, {1: 1}, forks=[Fork(1, child, 1) for child in range(2, 11)]), "9 forks exceed max_num_seqs 8"),
+        (rows(2, {}, new=[create_new(i, [1], [3]) for i in range(2, 11)]), "9 new sequences exceed max_num_seqs 8"),
+        (rows(2, {}, new=[create_new(i, [1], [3]) for i in range(2, 10)]), "9 sequences to keep exceed max_num_seqs 8"),
+        (
+            rows(2, {1: 1}, new=[create_new(i, [1], [3]) for i in range(2, 9)], forks=[Fork(1, 9, 1)]),
+            "9 sequences to keep exceed max_num_seqs 8",
+        ),
         (BatchPlan(2, row_sequences=[1, 1], row_tokens=[1, 1]), "a sequence has two rows"),
         (BatchPlan(2, row_sequences=[1], row_tokens=[]), "row_sequences has 1 entries, row_tokens 0"),
         (rows(2, {1: 1}, forks=[Fork(1, 1, 1)]), "child 1 is already known"),
@@ -201,3 +213,12 @@ def test_a_plan_that_no_correct_scheduler_sends_names_what_is_wrong(plan: BatchP
     runner.run(rows(1, {1: 6}, new=[create_new(1, PROMPT, [5, 9])]))
     with pytest.raises(InvalidPlan, match=message):
         runner.run(plan)
+
+
+def test_sequences_that_leave_make_room_in_the_same_plan() -> None:
+    """What a plan may bring is bounded by what stays, not by what the executor knew before."""
+    runner, _ = create_runner()
+    runner.run(rows(1, {}, new=[create_new(i, [1], [3]) for i in range(1, 9)]))
+    runner.run(rows(2, {}, finished=[1, 2], preempted=[3], new=[create_new(i, [1], [3]) for i in (3, 4, 9, 10)]))
+    assert len(runner.sequences) == 8
+    assert 1 not in runner.sequences

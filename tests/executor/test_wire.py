@@ -20,7 +20,9 @@ from executor.plan import (
 )
 from executor.runner import Runner
 from executor.wire import message_from_result, plan_from_message
-from tests.executor.factories import create_runner
+from tests.executor.factories import create_limits, create_runner
+
+LIMITS = create_limits()
 
 
 def test_a_plan_with_everything_arrives_whole() -> None:
@@ -69,7 +71,7 @@ def test_a_plan_with_everything_arrives_whole() -> None:
         fork_children=[6],
         fork_samples=[1],
     )
-    plan = plan_from_message(message)
+    plan = plan_from_message(message, LIMITS)
     assert (plan.step_id, plan.finished, plan.preempted) == (3, [1], [2])
     assert plan.new == [
         NewSequence(
@@ -90,7 +92,7 @@ def test_a_plan_with_everything_arrives_whole() -> None:
 
 def test_absent_sampling_fields_change_nothing() -> None:
     message = pb.BatchPlan(new=[pb.NewSequence(sequence_id=1, token_ids=[1], num_prompt_tokens=1)])
-    assert plan_from_message(message).new[0].sampling == Sampling()
+    assert plan_from_message(message, LIMITS).new[0].sampling == Sampling()
 
 
 def test_a_result_with_everything_arrives_whole() -> None:
@@ -147,7 +149,34 @@ def test_a_result_with_everything_arrives_whole() -> None:
 )
 def test_columns_that_do_not_fit_together_are_named(columns: dict[str, list[int]], message: str) -> None:
     with pytest.raises(InvalidPlan, match=message):
-        plan_from_message(pb.BatchPlan(**columns))
+        plan_from_message(pb.BatchPlan(**columns), LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"finished": range(9)}, "9 finished sequences exceed max_num_seqs 8"),
+        ({"preempted": range(9)}, "9 preempted sequences exceed max_num_seqs 8"),
+        ({"new": [pb.NewSequence()] * 300_000}, "300000 new sequences exceed max_num_seqs 8"),
+        ({"tokens": range(9)}, "9 chosen tokens exceed max_num_seqs 8"),
+        ({"table_sequences": range(9)}, "9 table updates exceed max_num_seqs 8"),
+        ({"copy_sources": range(9)}, "9 copies exceed max_num_seqs 8"),
+        ({"row_sequences": range(9)}, "9 rows exceed max_num_seqs 8"),
+        ({"fork_children": range(9)}, "9 forks exceed max_num_seqs 8"),
+        (
+            {"new": [pb.NewSequence(token_ids=range(329))]},
+            "329 tokens of new sequences exceed the 328 that can be known",
+        ),
+        ({"new": [pb.NewSequence(block_ids=range(81))]}, "81 ids in block tables exceed the 80 that tables have room"),
+        ({"table_blocks": range(81)}, "81 ids in block tables exceed the 80 that tables have room for"),
+    ],
+)
+def test_what_is_longer_than_any_plan_is_refused_before_it_is_converted(
+    columns: dict[str, object], message: str
+) -> None:
+    """300,000 new sequences in one plan kept the event loop, and then the step thread, from answering for seconds."""
+    with pytest.raises(InvalidPlan, match=message):
+        plan_from_message(pb.BatchPlan(**columns), LIMITS)
 
 
 SMALL = st.integers(0, 6)
@@ -206,7 +235,7 @@ def plans() -> st.SearchStrategy[pb.BatchPlan]:
 
 def run(runner: Runner, message: pb.BatchPlan) -> StepResult | None:
     try:
-        return runner.run(plan_from_message(message))
+        return runner.run(plan_from_message(message, LIMITS))
     except InvalidPlan:
         return None
 

@@ -107,10 +107,16 @@ def _add_queueing(group: argparse._ArgumentGroup) -> None:
         metavar="NAME=W[,…]", help="share of a tenant while others wait too; tenants that are not named have 1",
     )  # fmt: skip
     group.add_argument(
-        "--queue-timeout", type=_seconds, metavar="SECONDS", help="longest wait of a request that names none itself"
+        "--queue-timeout",
+        type=_patience,
+        metavar="SECONDS",
+        help="longest wait of a request that names none itself",
     )
     group.add_argument(
-        "--stall-timeout", type=_seconds, metavar="SECONDS", help="abort for a client that reads nothing for so long"
+        "--stall-timeout",
+        type=_patience,
+        metavar="SECONDS",
+        help="abort for a client that reads nothing for so long",
     )
 
 
@@ -121,7 +127,7 @@ def _add_planning(group: argparse._ArgumentGroup) -> None:
         help="compute every prompt whole",
     )  # fmt: skip
     group.add_argument(
-        "--step-timeout", type=_seconds, metavar="SECONDS", help="an executor without progress for so long is lost"
+        "--step-timeout", type=_patience, metavar="SECONDS", help="an executor without progress for so long is lost"
     )
 
 
@@ -179,6 +185,13 @@ def _positive(text: str) -> int:
     if not text.isdigit() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
+
+
+def _patience(text: str) -> float:
+    seconds = _seconds(text)
+    if not seconds:
+        raise argparse.ArgumentTypeError("must be more than 0 seconds")
+    return seconds
 
 
 def _seconds(text: str) -> float:

@@ -13,6 +13,7 @@ import contextlib
 import secrets
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, NoReturn, Protocol, TypeVar
 
@@ -45,6 +46,7 @@ from scheduler.validation import (
 ResponseT = TypeVar("ResponseT")
 # Longer texts (characters, or tokens) are worked on beside the event loop, so that health and other streams go on.
 MAX_INLINE_SIZE = 4096
+NUM_THREADS = 2  # for those
 
 
 class Context(Protocol):
@@ -91,6 +93,7 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
         self._on_drain = on_drain
         self._log: Log = structlog.get_logger("service")
         self._in_flight: dict[tuple[str, str], _InFlight[TicketT]] = {}
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
         self._idle = asyncio.Event()
         self._idle.set()
         self._drain_begun = asyncio.Event()
@@ -126,11 +129,12 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         async def tokenize() -> pb.TokenizeResponse:
-            _, tokenizer = await self._model()
+            model, tokenizer = await self._model()
             if request.WhichOneof("prompt") is None:
                 raise InvalidArgument("prompt", None, "text or chat must be set")
             special = request.add_special_tokens or not request.HasField("add_special_tokens")
-            return pb.TokenizeResponse(token_ids=await _tokenize(tokenizer, request, add_special_tokens=special))
+            ids = await self._tokenize(model, tokenizer, request, add_special_tokens=special)
+            return pb.TokenizeResponse(token_ids=ids)
 
         return await self._answer(context, "", tokenize())
 
@@ -140,7 +144,7 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
             check_token_ids("token_ids", request.token_ids, model.vocab_size)
             skip = request.skip_special_tokens or not request.HasField("skip_special_tokens")
             ids = list(request.token_ids)
-            text = await _beside_the_loop(len(ids), lambda: tokenizer.decode(ids, skip_special_tokens=skip))
+            text = await self._beside_the_loop(len(ids), lambda: tokenizer.decode(ids, skip_special_tokens=skip))
             return pb.DetokenizeResponse(text=text)
 
         return await self._answer(context, "", detokenize())
@@ -237,7 +241,7 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
             case None:
                 raise InvalidArgument("prompt", None, "text, token_ids or chat must be set")
             case _:
-                prompt = await _tokenize(tokenizer, request)
+                prompt = await self._tokenize(model, tokenizer, request)
         return read_submission(request, prompt, model, seed=secrets.randbits(64), queue_timeout=self._queue_timeout)
 
     @contextlib.contextmanager
@@ -295,6 +299,49 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
             decode_seconds=round(finish.decode_seconds, 6) if finish else None,
         )
 
+    # --- text
+
+    async def _tokenize(
+        self,
+        model: ModelInfo,
+        tokenizer: Tokenizer,
+        request: pb.GenerateRequest | pb.TokenizeRequest,
+        *,
+        add_special_tokens: bool = True,
+    ) -> list[int]:
+        """Ids of a request's text or chat. What is too long for any prompt is refused before time is spent on it."""
+        encode: Callable[[], list[int]]
+        field = request.WhichOneof("prompt") or "prompt"
+        if field == "text":
+            size = len(request.text.encode())
+
+            def encode() -> list[int]:
+                return tokenizer.encode(request.text, add_special_tokens=add_special_tokens)
+        else:
+            conversation = read_messages(request.chat)
+            size = sum(len(message.content.encode()) for message in conversation)
+            prompt = request.chat.add_generation_prompt or not request.chat.HasField("add_generation_prompt")
+
+            def encode() -> list[int]:
+                return tokenizer.encode_chat(conversation, add_generation_prompt=prompt)
+
+        most = tokenizer.max_text_bytes(model.max_model_len)
+        if size > most:
+            raise InvalidArgument(
+                field, f"{size} bytes", f"no text of more than {most} bytes fits max_model_len {model.max_model_len}"
+            )
+        try:
+            return await self._beside_the_loop(size, encode)
+        except ChatTemplateError as error:
+            raise InvalidArgument("chat", f"{len(request.chat.messages)} messages", str(error)) from error
+
+    async def _beside_the_loop(self, size: int, work: Callable[[], ResponseT]) -> ResponseT:
+        """In a thread, unless it is so little that the way there costs more. The threads are few and the service's
+        own; what waits for one is dropped when its call is over."""
+        if size <= MAX_INLINE_SIZE:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
     # --- errors
 
     async def _answer(self, context: Context, request_id: str, answer: Awaitable[ResponseT]) -> ResponseT:
@@ -331,32 +378,3 @@ def _outputs(request: pb.GenerateRequest, submission: Submission, tokenizer: Tok
         Output(i, submission, tokenizer.pieces, stop_strings, include_stop=request.include_stop, prefix=prefix)
         for i in range(submission.n)
     ]
-
-
-async def _tokenize(
-    tokenizer: Tokenizer, request: pb.GenerateRequest | pb.TokenizeRequest, *, add_special_tokens: bool = True
-) -> list[int]:
-    """Ids of a request's text or chat."""
-    encode: Callable[[], list[int]]
-    if request.WhichOneof("prompt") == "text":
-        size = len(request.text)
-
-        def encode() -> list[int]:
-            return tokenizer.encode(request.text, add_special_tokens=add_special_tokens)
-    else:
-        conversation = read_messages(request.chat)
-        size = sum(len(message.content) for message in conversation)
-        prompt = request.chat.add_generation_prompt or not request.chat.HasField("add_generation_prompt")
-
-        def encode() -> list[int]:
-            return tokenizer.encode_chat(conversation, add_generation_prompt=prompt)
-
-    try:
-        return await _beside_the_loop(size, encode)
-    except ChatTemplateError as error:
-        raise InvalidArgument("chat", f"{len(request.chat.messages)} messages", str(error)) from error
-
-
-async def _beside_the_loop(size: int, work: Callable[[], ResponseT]) -> ResponseT:
-    """In a thread, unless it is so little that the way there costs more."""
-    return work() if size <= MAX_INLINE_SIZE else await asyncio.to_thread(work)

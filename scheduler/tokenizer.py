@@ -22,6 +22,9 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
+MAX_SHRINKING = 4  # a normalizer may leave so much less of a text (NFKC: 4 bytes to 1)
+
+
 class TokenizerError(Exception):
     """The tokenizer's files cannot be used; the message says which and why."""
 
@@ -47,12 +50,19 @@ class Tokenizer:
             bool(config.get("add_bos_token")) or self._tokenizer.encode("").ids[:1] == [self._bos_id]
         )
         self._template = _template(files, config)
+        self._longest_piece = max(len(piece.encode()) for piece in self._tokenizer.get_vocab())
+        if spec.get("normalizer"):
+            self._longest_piece *= MAX_SHRINKING
         special = [token["id"] for token in spec.get("added_tokens", ()) if token.get("special")]
         self.pieces = Pieces(spec.get("decoder"), self._tokenizer.id_to_token, special)
 
     @property
     def has_chat_template(self) -> bool:
         return self._template is not None
+
+    def max_text_bytes(self, num_tokens: int) -> int:
+        """A text of more bytes of UTF-8 has more tokens than that, whatever it says."""
+        return num_tokens * self._longest_piece
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """With special tokens: exactly one BOS, where the model has one, even if the text begins with it."""

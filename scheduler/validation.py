@@ -150,6 +150,11 @@ def _num_outputs(request: pb.GenerateRequest, model: ModelInfo) -> tuple[int, in
     if not n <= width <= most:
         raise InvalidArgument("beam_width", width, f"must be in [n, {most}], and n is {n}")
     _check_beams(request)
+    allowed = set(request.sampling.allowed_token_ids)
+    if allowed and len(allowed) < n:
+        raise InvalidArgument(
+            "sampling.allowed_token_ids", sorted(allowed), f"fewer than the {n} outputs of the search"
+        )
     return n, width
 
 

@@ -43,6 +43,17 @@ def ids(*token_ids: int) -> dict[str, object]:
     ("fields", "field", "message"),
     [
         ({"text": ""}, "text", "the prompt has no tokens"),
+        ({"text": "x" * 10**6}, "text", "'1000000 bytes': no text of more than"),
+        (
+            {"chat": pb.Chat(messages=[pb.ChatMessage(role="user", content="x" * 10**6)])},
+            "chat",
+            "no text of more than",
+        ),
+        (
+            {"n": 2, "beam_width": 4, **sampling(allowed_token_ids=[7, 7], temperature=0)},
+            "sampling.allowed_token_ids",
+            "= [7]: fewer than the 2 outputs of the search",
+        ),
         (ids(), "token_ids.ids", "the prompt has no tokens"),
         (ids(1, VOCAB), "token_ids.ids[1]", f"= {VOCAB}: not in the vocabulary"),
         (ids(2**32 - 1), "token_ids.ids[0]", "= 4294967295: not in the vocabulary"),

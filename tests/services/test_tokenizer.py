@@ -107,3 +107,11 @@ def test_the_demo_model_renders_its_conversation(smollm2_files: Mapping[str, byt
     ids = tokenizer.encode_chat([Message("user", "Hi")])
     assert ids == reference(smollm2_files).encode(rendered, add_special_tokens=False).ids
     assert tokenizer.decode(ids, skip_special_tokens=False) == rendered
+
+
+def test_no_text_of_more_bytes_than_the_bound_has_so_few_tokens() -> None:
+    tokenizer = Tokenizer(byte_level())
+    longest = tokenizer.max_text_bytes(1)
+    assert max(len(tokenizer.decode([token_id]).encode()) for token_id in range(256, 300)) <= longest
+    for text in ("Hello", "x" * 100, "héllo wörld " * 9):
+        assert len(text.encode()) <= tokenizer.max_text_bytes(len(tokenizer.encode(text)))

@@ -3,6 +3,7 @@
 Each draw is a function of its row of logits, its sampling, seed, output position and sample index; never of the other
 rows. Order: logit bias, allowed ids, stop ids below min_tokens, penalties (repetition over prompt and output, then
 frequency and presence over output), temperature, top-k, top-p, min-p, then one uniform number through the inverse CDF.
+Bias and penalties leave a finite logit finite: what would overflow float32 becomes its largest or least finite number.
 
 - greedy (temperature 0): the largest logit; of equal ones the lowest id.
 - top-k keeps every token whose logit is at least the k-th largest: all that tie with it.
@@ -32,6 +33,7 @@ NON_FINITE = "non-finite logits"
 NO_TOKEN_LEFT = "logit_bias, allowed_token_ids and min_tokens leave no token to draw"
 
 _CHUNK = 256  # ids summed at once on the way to the inverse CDF
+_LARGEST = np.finfo(np.float32).max
 _LIKELY = np.float32(2.0**-14)  # tokens no less likely than this, against the best, are tried first for top-p
 
 Ints = npt.NDArray[np.int64]
@@ -165,7 +167,9 @@ def _adjust(rows: Floats, draws: Ints, adjustments: Adjustments) -> None:
         return found
 
     bias, allowed, forbidden = adjustments.bias, adjustments.allowed, adjustments.forbidden
-    rows[place(bias.draws), bias.token_ids] += adjustments.bias_values
+    unbiased = rows[place(bias.draws), bias.token_ids]
+    with np.errstate(over="ignore"):
+        rows[place(bias.draws), bias.token_ids] = _finite(unbiased + adjustments.bias_values, unbiased)
     if adjustments.restricted.size:
         kept = rows[place(allowed.draws), allowed.token_ids]
         rows[place(adjustments.restricted)] = -np.inf
@@ -184,12 +188,19 @@ def _penalized(rows: Floats, penalties: Penalties) -> Floats:
     seen = present.copy()
     seen[penalties.prompt.draws, penalties.prompt.token_ids] = True
     repetition = penalties.repetition[:, None]
-    # Over a forbidden token's -inf nothing changes anything.
-    repeated = np.where(rows > 0, rows / repetition, rows * repetition)
-    rows = np.where(seen, repeated, rows)
-    rows -= counts * penalties.frequency[:, None]
-    rows -= present * penalties.presence[:, None]
-    return rows
+    # Penalties as far apart as float32 reaches overflow; a forbidden token's -inf may even meet another one.
+    with np.errstate(over="ignore", invalid="ignore"):
+        repeated = np.where(rows > 0, rows / repetition, rows * repetition)
+        penalized = np.where(seen, np.clip(repeated, -_LARGEST, _LARGEST), rows)
+        penalized -= counts * penalties.frequency[:, None]
+        penalized -= present * penalties.presence[:, None]
+    return _finite(penalized, rows)
+
+
+def _finite(values: Floats, before: Floats) -> Floats:
+    """Values kept finite; a token that was forbidden `before` stays so."""
+    kept: Floats = np.where(np.isneginf(before), before, np.clip(values, -_LARGEST, _LARGEST))
+    return kept
 
 
 def _draw_into(output: SamplerOutput, rows: Floats, batch: SamplingBatch, draws: Ints | None, error: str) -> None:
@@ -219,9 +230,10 @@ def _draw_random(rows: Floats, maxima: Floats, batch: SamplingBatch, draws: Ints
     num, vocab = rows.shape
     weights = np.zeros((num, -(-vocab // _CHUNK) * _CHUNK), np.float32)
     inner = weights[:, :vocab]
-    np.subtract(rows, maxima[:, None], out=inner)
-    # A tiny temperature may reach -inf, whose weight is 0; never NaN, for the best token's 0 stays 0.
+    # Far below the best, and by a tiny temperature, -inf is reached, whose weight is 0; never NaN: the best token's 0
+    # stays 0.
     with np.errstate(over="ignore"):
+        np.subtract(rows, maxima[:, None], out=inner)
         np.divide(inner, batch.temperature[draws][:, None], out=inner)
     top_k = batch.top_k[draws]
     for row in np.flatnonzero((top_k > 0) & (top_k < vocab)).tolist():
@@ -315,7 +327,8 @@ def _top_logprobs(row: Floats, count: int) -> tuple[tuple[int, float], ...]:
     threshold = np.partition(row, len(row) - count)[len(row) - count]
     ids = np.flatnonzero(row >= threshold)
     ids = ids[np.lexsort((ids, -row[ids]))][:count]
-    logprobs = row[ids] - _log_sum_exp(row)
+    with np.errstate(over="ignore"):
+        logprobs = row[ids] - _log_sum_exp(row)
     return tuple(zip(ids.tolist(), logprobs.tolist(), strict=True))
 
 
@@ -326,5 +339,6 @@ def _candidates(row: Floats, count: int) -> tuple[tuple[int, float], ...]:
 
 def _log_sum_exp(row: Floats) -> float:
     maximum = row.max()
-    total = np.exp(row - maximum).sum(dtype=np.float64)
+    with np.errstate(over="ignore", under="ignore"):  # the least logit may lie further below than float32 reaches
+        total = np.exp(row - maximum).sum(dtype=np.float64)
     return float(maximum) + math.log(total)

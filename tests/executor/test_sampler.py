@@ -11,7 +11,7 @@ import torch
 
 from executor.draws import sampling_batch
 from executor.plan import BatchPlan, NewSequence
-from executor.sampler import SamplerOutput, SamplingBatch, sample
+from executor.sampler import NO_TOKEN_LEFT, SamplerOutput, SamplingBatch, sample
 from executor.sequences import Sequences
 from tests.executor.factories import create_limits, create_new
 
@@ -76,6 +76,37 @@ def test_repetition_penalty_divides_positive_and_multiplies_negative_logits_of_a
     assert one([2.0, 1.5, -1.0], [0], 1, repetition_penalty=1.5) == 1  # 2 / 1.5 < 1.5
     assert one([2.0, 1.5, -1.0], [1, 0], 1, repetition_penalty=1.5) == 0  # both known: the order stays
     assert one([-1.0, -1.5], [0], 1, repetition_penalty=2.0) == 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("sampling", "token"),
+    [
+        ({"repetition_penalty": 1e-38}, 0),  # 200 / 1e-38 is beyond float32
+        ({"repetition_penalty": 1e-38, "frequency_penalty": 3e38}, 1),
+        ({"repetition_penalty": 3e38}, 1),
+        ({"presence_penalty": -3e38, "frequency_penalty": -3e38}, 0),
+        ({"presence_penalty": 3e38, "frequency_penalty": 3e38}, 1),
+        ({"logit_bias": {0: 3.4e38}, "presence_penalty": -3.4e38}, 0),
+        ({"logit_bias": {0: -3.4e38}, "presence_penalty": 3.4e38}, 1),
+        ({"allowed_token_ids": (1,), "presence_penalty": -3e38, "frequency_penalty": -3e38}, 1),
+    ],
+)
+def test_penalties_that_overflow_float32_leave_a_token_to_draw(
+    sampling: dict[str, object], token: int, temperature: float
+) -> None:
+    """repetition_penalty 1e-38 made logits infinite, and the draw failed as if a mask had left no token."""
+    assert one([200.0, 100.0, -200.0], [2, 0, 0], 1, temperature=temperature, **sampling) == token
+
+
+def test_beam_candidates_after_a_penalty_that_overflows_have_finite_log_probabilities() -> None:
+    new = create_new(1, [0, 2], [1], num_prompt_tokens=1, repetition_penalty=1e-38, beam_candidates=3)
+    assert sample_rows([[2.0, 1.0, -2.0]], [new]).candidates[0][0] == (0, 0.0)
+
+
+def test_a_mask_that_forbids_every_token_is_told_even_beside_penalties_that_overflow() -> None:
+    new = create_new(1, [0], [1], repetition_penalty=1e-38, min_tokens=5, stop_token_ids=(0,), allowed_token_ids=(0,))
+    assert sample_rows([[2.0, 1.0]], [new]).errors == {0: NO_TOKEN_LEFT}
 
 
 def test_presence_and_frequency_penalties_count_the_output_alone() -> None:

@@ -46,6 +46,16 @@ struct Pages {
     int end;                        // keys from here on are not read: they come out as zeros
 };
 
+// What is asked for once a tile or once a block, kept out of the registers that the accumulators need.
+struct Place {
+    int group;           // heads that share the K/V head
+    int num_rows;        // packed rows that count
+    int first_row;       // of q and out: the tile's first token
+    int first_position;  // of that token in its sequence
+    int inner_begin;     // keys [inner_begin, inner_end) are seen by all rows
+    int inner_end;
+};
+
 // Starts the copy of tile `tile`'s keys, of the head whose rows in block 0 `cache` points to: into shared memory as they
 // will be read, or (fp8) as raw bytes. Registers are scarce here: where threads fall on whole rows, a thread's pieces are
 // STEP rows apart and their places follow from the first one's; and only four pieces' addresses are held at once.
@@ -118,11 +128,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     uint8_t* raw_k = reinterpret_cast<uint8_t*>(shared_v + KEYS * PITCH);  // fp8 only
     uint8_t* raw_v = raw_k + KEYS * HEAD_SIZE;
 
-    // Keys [begin, end) are seen by some row, [inner_begin, inner_end) by all.
+    __shared__ Place place;
+    // Keys [begin, end) are seen by some row.
     const int first_position = offset + first_token, last_position = first_position + num_tokens - 1;
-    const int end = last_position + 1, inner_end = first_position + 1;
-    const int begin = window > 0 ? max(first_position - window + 1, 0) : 0;
-    const int inner_begin = window > 0 ? max(last_position - window + 1, 0) : 0;
+    const int begin = window > 0 ? max(first_position - window + 1, 0) : 0, end = last_position + 1;
+    if (threadIdx.x == 0) {
+        place.group = group;
+        place.num_rows = num_rows;
+        place.first_row = query_start + first_token;
+        place.first_position = first_position;
+        place.inner_begin = window > 0 ? max(last_position - window + 1, 0) : 0;
+        place.inner_end = first_position + 1;
+    }
     const int first_tile = begin / KEYS, last_tile = (end - 1) / KEYS;
     const Pages pages = {block_tables + int64_t(seq) * max_blocks, num_kv_heads * BLOCK_SIZE * HEAD_SIZE, end};
     k_cache += kv_head * BLOCK_SIZE * HEAD_SIZE;
@@ -186,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if constexpr (WIDENS) widen_tile(shared_v, raw_v);
         __syncthreads();  // V is there, and all are done with K
 
-        const bool partly = first_key < inner_begin || first_key + KEYS > inner_end;
+        const bool partly = first_key < place.inner_begin || first_key + KEYS > place.inner_end;
 #pragma unroll
         for (int band = 0; band < BANDS; band++) {
             if (softcap > 0.0f) {
@@ -200,8 +217,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
                     // Rows past the end do as the last one.
-                    const int row = min(warp * WARP_ROWS + band * 16 + g + r * 8, num_rows - 1);
-                    const int position = first_position + row / group;
+                    const int row = min(warp * WARP_ROWS + band * 16 + g + r * 8, place.num_rows - 1);
+                    const int position = place.first_position + row / place.group;
 #pragma unroll
                     for (int j = 0; j < KEYS / 8; j++)
 #pragma unroll
@@ -281,9 +298,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __syncwarp();
     for (int i = lane; i < WARP_ROWS * CHUNKS; i += 32) {
         const int row = warp * WARP_ROWS + i / CHUNKS, chunk = i % CHUNKS;
-        if (row >= num_rows) break;
-        const int64_t token = query_start + first_token + row / group;
-        const int head = kv_head * group + row % group;
+        if (row >= place.num_rows) break;
+        const int64_t token = place.first_row + row / place.group;
+        const int head = blockIdx.y * place.group + row % place.group;
         Vec16<SCALAR>::load(staged + (i / CHUNKS) * PITCH + chunk * 8)
             .store(out + (token * num_heads + head) * HEAD_SIZE + chunk * 8);
     }

@@ -29,7 +29,7 @@ __device__ __forceinline__ void load_rows(float* to, int rows, RowAddress row_ad
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     prefill_simt(SCALAR* __restrict__ out, const SCALAR* __restrict__ q, const KV* __restrict__ k_cache,
                  const KV* __restrict__ v_cache, const int* __restrict__ tiles,
                  const int* __restrict__ query_start_loc,  // [num_seqs + 1]

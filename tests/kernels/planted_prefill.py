@@ -69,8 +69,8 @@ BUGS = (
     PlantedBug(
         "prefill: tiles that a window cuts are not masked",
         "prefill.cu",
-        "const bool partly = first_key < inner_begin || first_key + KEYS > inner_end;",
-        "const bool partly = first_key + KEYS > inner_end;",
+        "const bool partly = first_key < place.inner_begin || first_key + KEYS > place.inner_end;",
+        "const bool partly = first_key + KEYS > place.inner_end;",
         case(window=40),
     ),
     PlantedBug(
@@ -137,15 +137,15 @@ MORE_BUGS = (
     PlantedBug(
         "prefill: the last tile is not masked",
         "prefill.cu",
-        "first_key + KEYS > inner_end;",
-        "first_key + KEYS > inner_end + KEYS;",
+        "first_key + KEYS > place.inner_end;",
+        "first_key + KEYS > place.inner_end + KEYS;",
         case(),
     ),
     PlantedBug(
         "prefill: rows of a group are taken for tokens",
         "prefill.cu",
-        "const int position = first_position + row / group;",
-        "const int position = first_position + row;",
+        "const int position = place.first_position + row / place.group;",
+        "const int position = place.first_position + row;",
         case(),
     ),
     PlantedBug(
@@ -165,7 +165,7 @@ MORE_BUGS = (
     PlantedBug(
         "prefill: rows past the end are written",
         "prefill.cu",
-        "        if (row >= num_rows) break;\n",
+        "        if (row >= place.num_rows) break;\n",
         "",
         case(),
     ),

@@ -49,17 +49,13 @@ class PrefillSpec:
 
     @property
     def rows(self) -> int:
-        """Packed rows (token, head of the group) of a tile: as many as registers hold accumulators for."""
-        if self.dtype == torch.float32:
-            return _SIMT_ROWS
-        return 128 if self.head_size <= 128 else 64
+        """Packed rows (token, head of the group) of a tile."""
+        return _tile(format_name(self.dtype), format_name(self.kv_dtype), self.head_size)[0]
 
     @property
     def keys(self) -> int:
         """Keys of a tile."""
-        if self.dtype == torch.float32:
-            return _SIMT_KEYS
-        return 64 if self.head_size <= 128 else 32
+        return _tile(format_name(self.dtype), format_name(self.kv_dtype), self.head_size)[1]
 
     @property
     def tile_tokens(self) -> int:
@@ -84,7 +80,7 @@ def prefill_source(scalar: str, kv: str, head_size: int, block_size: int) -> Ker
         return kernel(
             "prefill_simt", "prefill_simt.cu", SCALAR=scalar, KV=kv, HEAD_SIZE=head_size, BLOCK_SIZE=block_size
         )
-    rows, keys = (128, 64) if head_size <= 128 else (64, 32)
+    rows, keys = _tile(scalar, kv, head_size)
     return kernel(
         "prefill",
         "prefill.cu",
@@ -95,6 +91,15 @@ def prefill_source(scalar: str, kv: str, head_size: int, block_size: int) -> Ker
         ROWS=rows,
         KEYS=keys,
     )
+
+
+def _tile(scalar: str, kv: str, head_size: int) -> tuple[int, int]:
+    """Packed rows and keys of a tile: as many as registers hold accumulators and scores for, without spilling."""
+    if scalar == "fp32":
+        return _SIMT_ROWS, _SIMT_KEYS
+    if head_size > 128:
+        return 64, 32
+    return 128, 32 if head_size == 128 and kv == "fp8" else 64
 
 
 class PrefillAttention:

@@ -49,7 +49,7 @@ __device__ __forceinline__ void store8(T* to, const float (&x)[8]) {
     packed.store(to);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 8)
     rope_kv_write(SCALAR* __restrict__ q_out, KV* __restrict__ k_cache, KV* __restrict__ v_cache,
                   const SCALAR* __restrict__ qkv, const float* __restrict__ cos_sin,
                   const int64_t* __restrict__ positions,     // [num_tokens]

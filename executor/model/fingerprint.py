@@ -7,8 +7,11 @@ model twice would make every start slow.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import re
+import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -19,6 +22,7 @@ import torch
 from executor.model.config import ModelConfig
 from executor.model.weights import Weights, weight_files
 
+DIGEST = re.compile(r"[0-9a-f]{64}")
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
@@ -61,17 +65,32 @@ def tensors_digest(directory: Path, cache_dir: Path) -> str:
     files = [(str(path.resolve()), path.stat()) for path in weight_files(directory)]
     identity = json.dumps([(path, status.st_size, status.st_mtime_ns) for path, status in files])
     remembered = cache_dir / "digests" / hashlib.sha256(identity.encode()).hexdigest()
-    if remembered.is_file():
-        return remembered.read_text().strip()
-    digest = _digest(Weights(directory))
-    try:
-        remembered.parent.mkdir(parents=True, exist_ok=True)
-        partial = remembered.with_suffix(f".{id(remembered)}.partial")
-        partial.write_text(digest)
-        partial.rename(remembered)
-    except OSError:
-        pass  # a read-only cache costs the hash at every start, nothing else
+    digest = _recall(remembered)
+    if digest is None:
+        digest = _digest(Weights(directory))
+        _remember(remembered, digest)
     return digest
+
+
+def _recall(remembered: Path) -> str | None:
+    """The digest in the file; None where there is none, or none that can be read."""
+    try:
+        digest = remembered.read_text().strip()
+    except (OSError, ValueError):
+        return None
+    return digest if DIGEST.fullmatch(digest) else None
+
+
+def _remember(remembered: Path, digest: str) -> None:
+    """As far as the cache can be written: where it cannot, that costs the hash at every start, and nothing else."""
+    partial = remembered.with_suffix(f".{uuid.uuid4().hex}.partial")
+    with contextlib.suppress(OSError):
+        remembered.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            partial.write_text(digest)
+            partial.rename(remembered)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def _digest(weights: Weights) -> str:

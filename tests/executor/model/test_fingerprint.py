@@ -89,5 +89,28 @@ def test_a_digest_is_remembered(tmp_path: Path) -> None:
     digest = tensors_digest(directory, tmp_path)
     (remembered,) = (tmp_path / "digests").iterdir()
     assert remembered.read_text() == digest
-    remembered.write_text("remembered")
-    assert tensors_digest(directory, tmp_path) == "remembered"
+    remembered.write_text("5" * 64)
+    assert tensors_digest(directory, tmp_path) == "5" * 64
+
+
+def test_what_is_no_digest_is_not_remembered_as_one(tmp_path: Path) -> None:
+    """A file that a full disk had left empty was every model's digest from then on."""
+    directory = create_tiny_model(tmp_path / "model").directory
+    digest = tensors_digest(directory, tmp_path)
+    (remembered,) = (tmp_path / "digests").iterdir()
+    for broken in (b"", b"f00d", b"\xff" * 64):
+        remembered.write_bytes(broken)
+        assert tensors_digest(directory, tmp_path) == digest
+        assert remembered.read_text() == digest
+
+
+def test_a_cache_that_keeps_no_digest_is_no_reason_to_fail(tmp_path: Path) -> None:
+    directory = create_tiny_model(tmp_path / "model").directory
+    digest = tensors_digest(directory, tmp_path / "cache")
+    (tmp_path / "file").write_text("")
+    (tmp_path / "odd" / "digests").mkdir(parents=True)
+    (remembered,) = (tmp_path / "cache" / "digests").iterdir()
+    (tmp_path / "odd" / "digests" / remembered.name).mkdir()  # neither read nor replaced
+    for cache in ("file", "file/below", "odd"):
+        assert tensors_digest(directory, tmp_path / cache) == digest
+    assert [path.name for path in (tmp_path / "odd" / "digests").iterdir()] == [remembered.name]

@@ -14,12 +14,12 @@ import torch
 
 from executor.backends.base import OutOfMemory
 from executor.backends.cpu.deterministic import NotDeterministic
-from executor.backends.platform import CacheWish, PlatformError, open_platform
+from executor.backends.platform import CacheWish, Platform, PlatformError, open_platform
 from executor.config import ExecutorConfig, StartupError
 from executor.loaded import Loaded
-from executor.model.errors import ModelError
+from executor.model.errors import BrokenModel, ModelError
 from executor.model.loader import LoadedModel, dtype_name, load_model
-from executor.model.resolve import resolve_model
+from executor.model.resolve import ResolvedModel, resolve_model
 from executor.plan import BatchPlan, Limits, NewSequence, Sampling
 from executor.runner import Runner
 from executor.served import GenerationDefaults, ServedModel
@@ -31,31 +31,40 @@ def load(config: ExecutorConfig, device_name: str, progress: Callable[[str], Non
     try:
         platform = open_platform(config.device, config.dtype, config.deterministic)
         resolved = resolve_model(config.model, config.cache_dir, progress)
-        backend = platform.backend
-        model = load_model(resolved.directory, backend, config.cache_dir, config.max_model_len, progress)
-        limits = Limits(
-            vocab_size=model.config.vocab_size,
-            block_size=config.block_size,
-            num_blocks=0,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=model.max_model_len,
-        )
-        wish = CacheWish(config.kv_cache_memory, config.num_blocks, config.gpu_memory_share)
-        limits = replace(limits, num_blocks=platform.num_blocks(model, limits, wish))
-        spec = model.kv_cache_spec(limits.num_blocks, config.block_size, model.dtype)
-        progress(f"taking {format_bytes(limits.num_blocks * spec.bytes_per_block)} for {limits.num_blocks} KV blocks")
-        backend.allocate_kv_cache(spec)
-        runner = Runner(platform.decoder(model, limits, progress), backend, limits)
+        try:
+            return _load_resolved(config, resolved, platform, progress)
+        except BrokenModel as error:
+            raise StartupError(resolved.complaint(error)) from error
     except (ModelError, OutOfMemory, NotDeterministic, PlatformError) as error:
         raise StartupError(str(error)) from error
+
+
+def _load_resolved(
+    config: ExecutorConfig, resolved: ResolvedModel, platform: Platform, progress: Callable[[str], None]
+) -> Loaded:
+    backend = platform.backend
+    model = load_model(resolved.directory, backend, config.cache_dir, config.max_model_len, progress)
+    limits = Limits(
+        vocab_size=model.config.vocab_size,
+        block_size=config.block_size,
+        num_blocks=0,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=model.max_model_len,
+    )
+    wish = CacheWish(config.kv_cache_memory, config.num_blocks, config.gpu_memory_share)
+    limits = replace(limits, num_blocks=platform.num_blocks(model, limits, wish))
+    spec = model.kv_cache_spec(limits.num_blocks, config.block_size, model.dtype)
+    progress(f"taking {format_bytes(limits.num_blocks * spec.bytes_per_block)} for {limits.num_blocks} KV blocks")
+    backend.allocate_kv_cache(spec)
+    runner = Runner(platform.decoder(model, limits, progress), backend, limits)
     progress("warming up")
     warm_up(runner)
     return Loaded(_served(config, resolved.name, model, limits, platform.name), runner, platform.survives_failed_steps)
 
 
 def warm_up(runner: Runner) -> None:
-    """A prompt's step and a decode step, as a session would send them; nothing of it is kept."""
+    """A prompt's step and a decode step, as a session would send them; nothing of it is kept. Raises BrokenModel."""
     limits = runner.limits
     length = min(limits.block_size, limits.max_num_batched_tokens, limits.max_model_len - 1)
     new = NewSequence(
@@ -72,7 +81,7 @@ def warm_up(runner: Runner) -> None:
         plan = BatchPlan(step + 1, new=[] if step else [new], row_sequences=[1], row_tokens=[tokens])
         errors = runner.run(plan).errors
         if errors:
-            raise StartupError(f"the model is broken: a first step failed ({errors[1]})")
+            raise BrokenModel(f"the model is broken: a first step failed ({errors[1]})")
     runner.reset()
 
 

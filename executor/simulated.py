@@ -167,7 +167,7 @@ def _of_model(
     config: ExecutorConfig, progress: Callable[[str], None]
 ) -> tuple[str, dict[str, bytes], int, int, tuple[int, ...]]:
     from executor.model.config import model_config, read_json
-    from executor.model.errors import ModelError
+    from executor.model.errors import BrokenModel, ModelError
     from executor.model.loader import TOKENIZER_FILES
     from executor.model.resolve import resolve_model
 
@@ -176,8 +176,11 @@ def _of_model(
 
     try:
         resolved = resolve_model(config.model, config.cache_dir, progress)
-        fields = read_json(resolved.directory / "config.json")
-        sizes = model_config(fields)
+        try:
+            fields = read_json(resolved.directory / "config.json")
+            sizes = model_config(fields)
+        except BrokenModel as error:
+            raise StartupError(resolved.complaint(error)) from error
     except ModelError as error:
         raise StartupError(str(error)) from error
     ends = fields.get("eos_token_id")

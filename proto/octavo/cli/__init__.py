@@ -82,4 +82,8 @@ def _run(words: Sequence[str]) -> int:
             from octavo.cli.status import drain
 
             return drain(options)
+        case "bench":
+            from octavo.cli.bench import bench
+
+            return bench(options)
     raise AssertionError(f"the parser let {options.command!r} through")

@@ -11,6 +11,7 @@ DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 50051
 DEFAULT_SERVER = f"{DEFAULT_HOST}:{DEFAULT_PORT}"
 DEMO_PROMPT = "What is gravity?"
+BENCH_WORKLOADS = ("chat", "shared_prefix", "long_and_short", "single")
 
 _DESCRIPTION = "Serves large language models over gRPC: a scheduler that decides, executors that compute."
 _EPILOG = """\
@@ -76,6 +77,7 @@ def build_parser(version: str) -> ArgumentParser:
         "executor", nargs="?", metavar="EXECUTOR", help="as `octavo load` names it; absent: the scheduler"
     )
     _add_client_flags(drain)
+    _add_bench_flags(command("bench", "measure what a running server achieves on a workload"))
     for name in ("scheduler", "executor"):
         commands.add_parser(name, help=f"one {name} alone, with its own flags", add_help=False)
     commands.add_parser("kernels", help="compile every CUDA kernel and print what each takes", add_help=False)
@@ -111,6 +113,30 @@ def _add_sampling_flags(parser: ArgumentParser) -> None:
     group.add_argument("--min-tokens", type=natural, metavar="N", help="fewest tokens before an end is drawn")
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end where TEXT appears; repeatable")
     group.add_argument("--ignore-eos", action="store_true", help="go on over the model's end")
+
+
+def _add_bench_flags(parser: ArgumentParser) -> None:
+    _add_client_flags(parser)
+    what = parser.add_argument_group("what is sent")
+    one = what.add_mutually_exclusive_group()
+    one.add_argument("--workload", choices=BENCH_WORKLOADS, help="default: chat")
+    one.add_argument("--prompt-tokens", type=positive, metavar="N", help="random prompts of N tokens")
+    one.add_argument("--prompts", metavar="FILE", help="one a line: text, or JSON with text, token_ids or chat")
+    what.add_argument("--output-tokens", type=positive, metavar="N", help="tokens of each answer, no workload's own")
+    what.add_argument("--ignore-eos", action="store_true", help="with --prompts: go on over the model's end")
+    what.add_argument("--seed", type=natural, default=0, metavar="N", help="of random prompts and times (default 0)")
+    how = parser.add_argument_group("how it is sent")
+    loop = how.add_mutually_exclusive_group()
+    loop.add_argument("--concurrency", type=positive, metavar="N", help="N under way at any time")
+    loop.add_argument("--rate", type=seconds, metavar="R", help="R a second, at random times, whatever is under way")
+    how.add_argument("--requests", type=positive, metavar="N", help="stop after N; default: what the workload has")
+    how.add_argument("--seconds", type=seconds, metavar="S", help="stop after S seconds; what then runs is cut off")
+    how.add_argument("--warmup", type=natural, default=4, metavar="N", help="short requests before it (default 4)")
+    out = parser.add_argument_group("what is told")
+    out.add_argument("--slo-ttft-ms", type=seconds, metavar="MS", help="goodput counts requests no later than this")
+    out.add_argument("--slo-itl-ms", type=seconds, metavar="MS", help="and with no gap between tokens above this")
+    out.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    out.add_argument("--plot", metavar="FILE", help="a picture as well, as out.png; needs the extra `bench`")
 
 
 def _integer(name: str, least: int) -> Callable[[str], int]:

@@ -1,0 +1,126 @@
+// What this library offers, as plain C: pointers and sizes, no types of Python or torch.
+//
+// Owns the structs that the caller fills in (executor/backends/cpu/native/library.py mirrors them field by field) and
+// the table of kernels that each instruction set provides. Nothing here allocates for the caller or keeps state:
+// tensors, threads and the choice of the level come in with every call.
+#pragma once
+
+#include <cstdint>
+
+namespace octavo {
+
+enum Format : int32_t { kFloat32 = 0, kBFloat16 = 1 };
+
+// Instruction sets, each containing those before it.
+enum Level : int32_t { kBaseline = 0, kAvx2 = 1, kAvx512 = 2, kAvx512Bf16 = 3, kNumLevels = 4 };
+
+// GOMP_parallel of the OpenMP that the caller's own products run on: one team of threads, so none waits by spinning
+// for a core that another holds.
+using Parallel = void (*)(void (*body)(void*), void* data, unsigned num_threads, unsigned flags);
+
+struct Runtime {
+    int32_t level;
+    int32_t num_threads;
+    Parallel parallel;  // null: everything runs on the calling thread
+};
+
+// Where the tokens of a step stand; see AttentionMetadata.
+struct Batch {
+    int32_t num_seqs;
+    int32_t num_tokens;
+    int32_t max_blocks;
+    const int32_t* query_start_loc;  // [num_seqs + 1]
+    const int32_t* seq_lens;         // [num_seqs]
+    const int32_t* block_tables;     // [num_seqs, max_blocks]
+    const int64_t* slot_mapping;     // [num_tokens]
+    const int64_t* positions;        // [num_tokens]
+};
+
+// One layer of the cache: keys and values [num_blocks, num_kv_heads, block_size, head_size] of `format`.
+struct Cache {
+    int32_t format;
+    int32_t num_kv_heads;
+    int32_t block_size;  // a multiple of 16
+    int32_t head_size;   // even, at most kMaxHeadSize
+    void* keys;
+    void* values;
+};
+
+struct AttentionArguments {
+    int32_t num_heads;
+    int32_t sliding_window;  // 0: none
+    float softmax_scale;
+    float softcap;    // 0: none
+    int32_t may_split;  // 0: every query sums its keys in one order, whatever else the step holds
+    const void* queries;  // [num_tokens, num_heads, head_size] of the cache's format
+    void* out;            // the same
+};
+
+struct RopeArguments {
+    int32_t num_heads;
+    float norm_eps;
+    const void* qkv;       // [num_tokens, num_heads + 2 * num_kv_heads, head_size] of the cache's format
+    const float* cos_sin;  // [max_positions, head_size]: cosines, then sines
+    const void* q_norm;    // [head_size] or null
+    const void* k_norm;    // [head_size] or null
+    void* queries;         // [num_tokens, num_heads, head_size]
+};
+
+struct NormArguments {
+    int32_t format;
+    int32_t num_rows;
+    int32_t size;
+    float eps;
+    const void* x;         // [num_rows, size]
+    const void* residual;  // [num_rows, size] or null
+    const void* weight;    // [size]
+    void* out;             // [num_rows, size]: norm(x + residual) * weight
+    void* total;           // [num_rows, size]: x + residual; null where residual is
+};
+
+struct SiluArguments {
+    int32_t format;
+    int32_t num_rows;
+    int32_t size;
+    const void* gate_up;  // [num_rows, 2 * size]
+    void* out;            // [num_rows, size]
+};
+
+constexpr int kMaxHeadSize = 256;
+constexpr int kMaxRows = 48;  // query rows that share one pass over the keys; also the most heads of one K/V head
+constexpr int kTile = 64;     // keys per pass
+constexpr int kGroup = 16;    // keys that lie in one block for certain
+
+// One pass: some queries of a sequence, all heads of one K/V head, a range of keys.
+struct Item {
+    int32_t sequence;
+    int32_t kv_head;
+    int32_t query_begin;  // counted from the sequence's first query of this step
+    int32_t num_queries;
+    int32_t key_begin;  // [key_begin, key_end), key_begin a multiple of kTile
+    int32_t key_end;
+    int32_t split;  // index of the Split that it is a part of; -1: the item writes its result itself
+    int32_t part;
+};
+
+// Softmax state of one part of a split item.
+struct Partial {
+    float maxima[kMaxRows];
+    float sums[kMaxRows];
+    float values[kMaxRows][kMaxHeadSize];
+};
+
+struct Kernels {
+    void (*attend)(const Batch&, const Cache&, const AttentionArguments&, const Item&, Partial*);
+    void (*merge)(const Batch&, const Cache&, const AttentionArguments&, const Item&, const Partial*, int num_parts);
+    void (*rope)(const Batch&, const Cache&, const RopeArguments&, int token);
+    void (*norm)(const NormArguments&, int row);
+    void (*silu)(const SiluArguments&, int row);
+};
+
+const Kernels& baseline_kernels();
+const Kernels& avx2_kernels();
+const Kernels& avx512_kernels();
+const Kernels& avx512_bf16_kernels();
+
+}  // namespace octavo

@@ -1,22 +1,22 @@
 """`python -m executor`: reads the command line, and runs the executor's process.
 
 The only module that touches the environment. What torch and OpenMP read there is set before they are imported: waiting
-threads sleep instead of spinning, for the scheduler's process wants a core as well.
+threads sleep instead of spinning, for the scheduler's process wants a core as well. Everything that takes time is
+imported by functions, once an interrupt is quiet.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING
 
-from executor.config import ExecutorConfig, StartupError, parse_arguments
-
 if TYPE_CHECKING:
+    from executor.config import ExecutorConfig
     from executor.loaded import Loaded, Loader
 
 _PR_SET_PDEATHSIG = 1
@@ -24,6 +24,8 @@ _PR_SET_PDEATHSIG = 1
 
 def main(arguments: Sequence[str], loader: Loader | None = None) -> int:
     """Runs the process and returns its exit code. `loader` stands in for the model in tests."""
+    from executor.config import StartupError, parse_arguments
+
     config = parse_arguments(arguments, os.environ)
     if config.exit_with_parent:
         _exit_with_parent()
@@ -57,10 +59,17 @@ def _load(config: ExecutorConfig, device_name: str, progress: Callable[[str], No
 
 def _exit_with_parent() -> None:
     """The kernel kills this process when its parent ends, however that ends."""
+    import ctypes
+
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit(1)
+
+
+def interrupted(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C before the server listens to it, or while it is imported: nothing is begun, and nothing is to be said."""
+    os._exit(128 + number)
 
 
 def leave(code: int) -> None:
@@ -73,4 +82,5 @@ def leave(code: int) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, interrupted)
     leave(main(sys.argv[1:]))

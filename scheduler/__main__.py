@@ -1,21 +1,27 @@
-"""`python -m scheduler`: flags to configuration, event loop, exit code."""
+"""`python -m scheduler`: flags to configuration, event loop, exit code.
+
+Everything that takes time is imported by functions, once an interrupt is quiet.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from types import FrameType
+from typing import TYPE_CHECKING
 
-import uvloop
-
-from scheduler.config import SchedulerConfig, parse_config
-from scheduler.engine import Engine, EngineConfig
-from scheduler.executor_client import ClientOptions
-from scheduler.fleet import FleetConfig
-from scheduler.logs import configure_logs
-from scheduler.server import CannotListen, ExitCode, serve
+if TYPE_CHECKING:
+    from scheduler.config import SchedulerConfig
+    from scheduler.engine import EngineConfig
 
 
 def engine_config(config: SchedulerConfig) -> EngineConfig:
     """The engine's part of the configuration."""
+    from scheduler.engine import EngineConfig
+    from scheduler.executor_client import ClientOptions
+    from scheduler.fleet import FleetConfig
+
     fleet = FleetConfig(
         executors=config.executors,
         fingerprint=config.fingerprint,
@@ -32,19 +38,32 @@ def engine_config(config: SchedulerConfig) -> EngineConfig:
     )
 
 
-async def _main(config: SchedulerConfig) -> ExitCode:
-    return await serve(config, Engine(engine_config(config)))
-
-
 def main() -> int:
+    import uvloop
+
+    from scheduler.config import parse_config
+    from scheduler.engine import Engine
+    from scheduler.logs import configure_logs
+    from scheduler.server import CannotListen, ExitCode, serve
+
     config = parse_config()
     configure_logs(config.log_format, config.log_level)
+
+    async def run() -> ExitCode:  # an engine is made inside its loop
+        return await serve(config, Engine(engine_config(config)))
+
     try:
-        return int(uvloop.run(_main(config)))
+        return int(uvloop.run(run()))
     except CannotListen as error:
         print(error, file=sys.stderr)
         return int(ExitCode.FAILURE)
 
 
+def interrupted(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C before the server listens to it, or while it is imported: nothing is begun, and nothing is to be said."""
+    os._exit(128 + number)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, interrupted)
     sys.exit(main())

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import grpc
 import pytest
@@ -155,6 +156,23 @@ def test_a_second_sigterm_does_not_wait() -> None:
         stream.wait_for("draining")
         running.child.send_signal(signal.SIGTERM)
         assert running.end()[0] == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("module", ["argparse", "uvloop", "grpc"])
+def test_an_interrupt_while_python_still_imports_is_quiet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    """It was a traceback of KeyboardInterrupt."""
+    (tmp_path / f"{module}.py").write_text("import time; print('importing', flush=True); time.sleep(60)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with subprocess.Popen(
+        [sys.executable, "-m", "executor"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "importing\n"
+        child.send_signal(signal.SIGINT)
+        _, stderr = child.communicate(timeout=LIMIT)
+    assert (child.returncode, stderr) == (130, "")
 
 
 def test_a_schedulers_drain_ends_the_process_when_its_stream_ends() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -149,3 +150,18 @@ def test_a_second_signal_does_not_wait(start: Start, unused_tcp_port: int) -> No
         process.send_signal(signal.SIGTERM)
         process.wait()
     assert process.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("module", ["argparse", "uvloop", "grpc"])
+def test_an_interrupt_while_python_still_imports_is_quiet(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    """It was a traceback of KeyboardInterrupt."""
+    (tmp_path / f"{module}.py").write_text("import time; print('importing', flush=True); time.sleep(60)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    process = start()
+    assert process.stdout is not None
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert (process.returncode, stderr) == (130, "")

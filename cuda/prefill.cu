@@ -42,7 +42,6 @@ static_assert(KEYS % BLOCK_SIZE == 0, "tiles begin where blocks begin");
 // Where the keys of one sequence lie.
 struct Pages {
     const int* __restrict__ table;  // the sequence's block table
-    int block_stride;               // elements from block to block
     int end;                        // keys from here on are not read: they come out as zeros
 };
 
@@ -56,15 +55,15 @@ struct Place {
     int inner_end;
 };
 
-// Starts the copy of tile `tile`'s keys, of the head whose rows in block 0 `cache` points to: into shared memory as they
-// will be read, or (fp8) as raw bytes. Registers are scarce here: where threads fall on whole rows, a thread's pieces are
-// STEP rows apart and their places follow from the first one's; and only four pieces' addresses are held at once.
+// Starts the copy of tile `tile`'s keys, of this block's K/V head: into shared memory as they will be read, or (fp8) as
+// raw bytes. Registers are scarce here: where threads fall on whole rows, a thread's pieces are STEP rows apart and their
+// places follow from the first one's; only four pieces' addresses are held at once, and sizes come from the grid.
 __device__ __forceinline__ void copy_tile(SCALAR* rows, uint8_t* raw, const KV* __restrict__ cache, const Pages& pages,
                                           int tile) {
     constexpr int VEC = 16 / int(sizeof(KV));
     constexpr bool WHOLE_ROWS = THREADS % KV_CHUNKS == 0;
     constexpr int STEP = THREADS / KV_CHUNKS;
-    static_assert(!WHOLE_ROWS || STEP % BLOCK_SIZE == 0 || BLOCK_SIZE % STEP == 0, "pieces keep their place in a block");
+    static_assert(!WHOLE_ROWS || STEP % BLOCK_SIZE == 0 || BLOCK_SIZE % STEP == 0, "pieces keep their places");
     const int* __restrict__ blocks = pages.table + tile * (KEYS / BLOCK_SIZE);
 #pragma unroll 4
     for (int first = 0; first < KEYS * KV_CHUNKS; first += THREADS) {
@@ -80,7 +79,9 @@ __device__ __forceinline__ void copy_tile(SCALAR* rows, uint8_t* raw, const KV* 
         const int chunk = WHOLE_ROWS ? threadIdx.x % KV_CHUNKS : i % KV_CHUNKS;
         const bool valid = tile * KEYS + row < pages.end;
         const int block = valid ? blocks[block_index] : 0;
-        const KV* from = cache + int64_t(block) * pages.block_stride + inside * HEAD_SIZE + chunk * VEC;
+        const int64_t block_row = int64_t(block) * (int(gridDim.y) * BLOCK_SIZE);
+        const int offset = (int(blockIdx.y) * BLOCK_SIZE + inside) * HEAD_SIZE + chunk * VEC;
+        const KV* from = cache + block_row * HEAD_SIZE + offset;
         void* to = WIDENS ? static_cast<void*>(raw + i * 16) : static_cast<void*>(rows + row * PITCH + chunk * 8);
         ptx::cp_async16(to, from, valid);
     }
@@ -141,9 +142,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         place.inner_end = first_position + 1;
     }
     const int first_tile = begin / KEYS, last_tile = (end - 1) / KEYS;
-    const Pages pages = {block_tables + int64_t(seq) * max_blocks, num_kv_heads * BLOCK_SIZE * HEAD_SIZE, end};
-    k_cache += kv_head * BLOCK_SIZE * HEAD_SIZE;
-    v_cache += kv_head * BLOCK_SIZE * HEAD_SIZE;
+    const Pages pages = {block_tables + int64_t(seq) * max_blocks, end};
 
     for (int i = threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
         const int row = i / CHUNKS, chunk = i % CHUNKS;

@@ -55,8 +55,8 @@ BUGS = (
     PlantedBug(
         "prefill: offsets of blocks in 32 bits",
         "prefill.cu",
-        "cache + int64_t(block) * pages.block_stride",
-        "cache + block * pages.block_stride",
+        "const int64_t block_row = int64_t(block) * (int(gridDim.y) * BLOCK_SIZE);\n        const int offset = ",
+        "const int block_row = block * (int(gridDim.y) * BLOCK_SIZE);\n        const int offset = ",
         far_case,
     ),
     PlantedBug(

@@ -2,7 +2,7 @@
 
 Ordered by priority; then come those that had their turn before and lost their executor; then by what the tenant was
 served for its weight; then by arrival. A pure data structure: time comes in as an argument, items are the caller's own
-and only hashed. What is refused learns when room is likely, from the rate at which tokens were served lately.
+and only hashed. What is refused learns when room is likely, from the rate at which demand was served lately.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class AdmissionQueue(Generic[ItemT]):
         self._shares.charge(tenant, tokens)
 
     def record_served(self, tokens: int, now: float) -> None:
-        """So many tokens of demand left the queue for good, or were computed: the caller's choice, but always one."""
+        """A demand of so many tokens, in the measure of `push`, is over: what held room for it can take another."""
         self._rate.record(tokens, now)
 
     def retry_after(self, now: float, tokens: int = 0) -> float:

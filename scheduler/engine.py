@@ -193,22 +193,22 @@ class Engine:
 
     async def run(self) -> None:
         """Serves until cancelled. Raises ExecutorLost where the configuration says to stop then."""
-        expiry = asyncio.create_task(self._expire(), name="queue-expiry")
         try:
-            await self._fleet.run()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._fleet.run(), name="fleet")
+                tasks.create_task(self._expire(), name="queue-expiry")
         except BaseExceptionGroup as group:
-            for error in group.exceptions:
-                if isinstance(error, ExecutorLost):
-                    raise error from None
-            raise
-        finally:
-            expiry.cancel()
+            lost: BaseException | None = group.subgroup(ExecutorLost)
+            if lost is None:
+                raise
+            while isinstance(lost, BaseExceptionGroup):
+                lost = lost.exceptions[0]
+            raise lost from None
 
     # What the fleet tells (scheduler/fleet.py, Handler).
 
     def joined(self, member: Member) -> None:
-        for job in list(self._queue):
-            self._drop_if_hopeless(job)
+        self._drop_hopeless()
         self._pump_soon()
 
     def answered(self, member: Member, result: StepResult) -> None:
@@ -218,8 +218,6 @@ class Engine:
         self._plan(member)  # first: the executor must not wait for what clients are told
         for event in events:
             self._tell(event, now)
-        if events:
-            self._queue.record_served(len(events), now)
 
     def drains(self, member: Member) -> None:
         self._plan(member)
@@ -238,6 +236,7 @@ class Engine:
         for sequence_id in [i for i, place in self._places.items() if place is member]:
             # The core had ended it, and a fault kept the end from being told.
             self._end_output(self._outputs[sequence_id], EndReason.ERROR, f"the executor was lost: {reason}")
+        self._drop_hopeless()
         self._pump_soon()
 
     def changed(self) -> None:
@@ -260,7 +259,10 @@ class Engine:
         self._pump_due = False
         self._hand_over(self._fleet.accepting)
         for member in self._fleet.members.values():
-            self._plan(member)
+            try:
+                self._plan(member)
+            except Exception as error:  # nobody above would hear of it: the executor's own task is not running now
+                self._fleet.give_up(member, error)
 
     def _hand_over(self, members: Iterable[Member]) -> None:
         """Gives the head of the queue to the best of the members, as long as one can admit it. Nobody overtakes the
@@ -273,13 +275,13 @@ class Engine:
             if choice is None:
                 return
             member = open_to_all[choice.candidate]
+            if not member.core.has_work:
+                member.last_answer = time.monotonic()
+            member.core.add(request)
             self._queue.remove(job)
             if job.ticket.first_step_at is None:  # what a lost executor makes us compute again is not the tenant's
                 cached_tokens = candidates[choice.candidate].cached_tokens
                 self._queue.charge(job.ticket.submission.tenant, _known_tokens(request) - cached_tokens)
-            if not member.core.has_work:
-                member.last_answer = time.monotonic()
-            member.core.add(request)
             for sequence_id in request.sequence_ids:
                 del self._jobs[sequence_id]
                 self._places[sequence_id] = member
@@ -330,6 +332,7 @@ class Engine:
             self._queue.charge(submission.tenant, len(event.token_ids) * hypotheses)
         if event.finish_reason is not None:
             self._forget(output)
+            self._queue.record_served(_demand_of_one(output.ticket.submission), now)
             if event.error is not None:
                 self._log.warning("sequence failed", sequence_id=event.sequence_id, reason=event.error)
         output.ticket.tell(output, event, now)
@@ -372,14 +375,17 @@ class Engine:
         if any(output.deaths_alone >= MAX_DEATHS_ALONE for output in outputs):
             sentence = f"{MAX_DEATHS_ALONE} executors died while they ran this request alone, the last: {reason}"
             self._end_job(job, EndReason.ERROR, sentence)
-        else:
-            self._drop_if_hopeless(job)
 
     def _note_waiting(self, job: _Job) -> None:
         for sequence_id, output in zip(job.request.sequence_ids, job.outputs, strict=True):
             output.sequence_id = sequence_id
             self._outputs[sequence_id] = output
             self._jobs[sequence_id] = job
+
+    def _drop_hopeless(self) -> None:
+        """Which executors there are has changed. At the head of the queue, what fits none of them would stop all."""
+        for job in list(self._queue):
+            self._drop_if_hopeless(job)
 
     def _drop_if_hopeless(self, job: _Job) -> None:
         """Ends a job that no executor there is could run to its end."""
@@ -442,6 +448,7 @@ class Engine:
         if job is not None:
             self._queue.remove(job)  # its other outputs end with this one, or have ended
         elif member is not None:
+            self._queue.record_served(_demand_of_one(output.ticket.submission), time.monotonic())
             if num_output_tokens is None:
                 member.core.abort(sequence_id)
             else:
@@ -478,6 +485,12 @@ def _known_tokens(request: Request) -> int:
 def _demand(request: Request) -> int:
     """Tokens of KV that the request may come to hold."""
     return (len(request.prompt_token_ids) + request.max_tokens) * (request.beam_width or len(request.sequence_ids))
+
+
+def _demand_of_one(submission: Submission) -> int:
+    """The part of it that ends with one output."""
+    demand = len(submission.prompt_token_ids) + submission.max_tokens
+    return demand * (submission.beam_width or submission.n) // submission.n
 
 
 def _with_counters(load: ExecutorLoad, member: Member | None) -> ExecutorLoad:

@@ -135,7 +135,7 @@ class ExecutorSession:
         self._call = call
         self._options = options
         self._outgoing: asyncio.Queue[pb.ToExecutor | None] = asyncio.Queue()
-        self._verdict: str | None = None  # why the watchdog ended it
+        self._verdict: str | None = None  # why this side ended it
         self._last_heard = time.monotonic()
         self._progress = (0, 0)  # (step_id, layers) of the last heartbeat
         self._progress_since = self._last_heard
@@ -154,6 +154,11 @@ class ExecutorSession:
     def finish(self) -> None:
         """No plan follows; the executor ends the stream when it has answered all."""
         self._outgoing.put_nowait(None)
+
+    def fail(self, reason: str) -> None:
+        """Ends the stream at once; `receive` raises ExecutorGone with the reason."""
+        self._verdict = self._verdict or reason
+        self._call.cancel()
 
     async def close(self) -> None:
         """Ends the stream at once."""
@@ -179,8 +184,9 @@ class ExecutorSession:
         except grpc.aio.AioRpcError as error:
             raise ExecutorGone(self._verdict or _reason(error)) from None
         except asyncio.CancelledError:
-            # The call's own cancellation, by the watchdog, arrives here as this task's would.
-            if self._verdict is None:
+            # The call's own cancellation, by `fail`, arrives here as this task's would.
+            task = asyncio.current_task()
+            if self._verdict is None or (task is not None and task.cancelling()):
                 raise
             raise ExecutorGone(self._verdict) from None
         raise ExecutorGone(self._verdict or "it ended the session")
@@ -194,14 +200,15 @@ class ExecutorSession:
 
     async def _watch(self) -> None:
         period = self._options.heartbeat_timeout / 4
-        while self._verdict is None:
+        while True:
             before = time.monotonic()
             await asyncio.sleep(period)
             now = time.monotonic()
-            if now - before > 2 * period:
-                self._last_heard = now  # this process stood still itself: what came meanwhile is still unread
-            self._verdict = self._judge(now)
-        self._call.cancel()
+            if now - before > 2 * period:  # this process stood still itself: what came meanwhile is still unread
+                self._last_heard = self._progress_since = now
+            if (verdict := self._judge(now)) is not None:
+                self.fail(verdict)
+                return
 
     def _judge(self, now: float) -> str | None:
         if now - self._last_heard > self._options.heartbeat_timeout:

@@ -13,7 +13,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import structlog
@@ -109,7 +109,7 @@ class Fleet:
         self._session = time.time_ns()
         self._log = structlog.get_logger("fleet")
         self.members: dict[str, Member] = {}  # by incarnation
-        self.model: ModelInfo | None = None  # of the last one that joined as the first
+        self.model: ModelInfo | None = None  # of those that are here, or of the last that was
         self.tokenizer_files: Mapping[str, bytes] = {}
 
     @property
@@ -184,6 +184,7 @@ class Fleet:
     async def _open(self, address: str, client: ExecutorClient, description: Description) -> Member:
         """Raises ExecutorUnreachable or ExecutorRefused."""
         self._check(description)
+        core = self._core(description)
         files = self.tokenizer_files if self.members else await client.tokenizer_files()
         self._session += 1
         session = await client.open_session(self._config.scheduler_id, self._session, description.incarnation)
@@ -194,7 +195,7 @@ class Fleet:
             raise
         if not self.members:
             self.model, self.tokenizer_files = description.model, files
-        return Member(address, description, session, self._core(description))
+        return Member(address, description, session, core)
 
     def _check(self, description: Description) -> None:
         """Raises ExecutorRefused naming both values where the executor differs from the reference."""
@@ -207,21 +208,37 @@ class Fleet:
             raise ExecutorRefused(f"its fingerprint is {found}, expected {expected}")
 
     def _core(self, description: Description) -> Scheduler:
+        """Raises ExecutorRefused for limits that nothing can be planned for."""
         model = description.model
-        config = CoreConfig(
-            num_blocks=description.num_blocks,
-            block_size=model.block_size,
-            max_num_seqs=model.max_num_seqs,
-            max_num_batched_tokens=description.max_num_batched_tokens,
-            max_model_len=model.max_model_len,
-            pipeline_depth=self._config.pipeline_depth,
-            prefix_caching=self._config.prefix_caching,
-        )
-        return Scheduler(config, self._next_sequence_id)
+        try:
+            config = CoreConfig(
+                num_blocks=description.num_blocks,
+                block_size=model.block_size,
+                max_num_seqs=model.max_num_seqs,
+                max_num_batched_tokens=description.max_num_batched_tokens,
+                max_model_len=model.max_model_len,
+                pipeline_depth=self._config.pipeline_depth,
+                prefix_caching=self._config.prefix_caching,
+            )
+            return Scheduler(config, self._next_sequence_id)
+        except ValueError as error:
+            raise ExecutorRefused(f"its limits cannot be used: {error}") from None
+
+    def _note_limits(self) -> None:
+        """Executors of one model may differ in size: what the largest takes is not refused at the door."""
+        models = [member.description.model for member in self.members.values()]
+        if self.model is not None and models:
+            self.model = replace(
+                self.model,
+                max_model_len=max(model.max_model_len for model in models),
+                capacity_tokens=max(model.capacity_tokens for model in models),
+                max_num_seqs=max(model.max_num_seqs for model in models),
+            )
 
     async def _serve(self, member: Member) -> None:
         """From `joined` to `left`."""
         self.members[member.incarnation] = member
+        self._note_limits()
         self._set_state(member.address, ExecutorState.READY, "", member.incarnation)
         self._handler.joined(member)
         try:
@@ -236,14 +253,22 @@ class Fleet:
         except ProtocolError as error:
             reason = f"it broke the protocol: {error}"
         except Exception as error:  # a fault of ours with one executor must not end the streams of all others
-            self._log.exception("planning failed", address=member.address, incarnation=member.incarnation)
-            reason = f"planning for it failed: {error!r}"
+            reason = self._tell_fault(member, error)
         else:
             raise AssertionError("a session ends with its reason")
         del self.members[member.incarnation], self._owners[member.incarnation]
+        self._note_limits()
         await member.session.close()
         self._set_state(member.address, ExecutorState.LOST, reason, member.incarnation)
         self._handler.left(member, reason)
+
+    def give_up(self, member: Member, error: Exception) -> None:
+        """A fault of ours outside of the handler's calls: its session ends, and `left` follows."""
+        member.session.fail(self._tell_fault(member, error))
+
+    def _tell_fault(self, member: Member, error: Exception) -> str:
+        self._log.error("planning failed", address=member.address, incarnation=member.incarnation, exc_info=error)
+        return f"planning for it failed: {error!r}"
 
     def ask_to_stop(self, member: Member) -> None:
         """The executor's process stops once what it runs is over, or its own grace period is."""

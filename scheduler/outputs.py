@@ -34,14 +34,14 @@ class ModelInfo:
     name: str
     fingerprint: str
     vocab_size: int
-    max_model_len: int  # tokens of prompt and output together
+    max_model_len: int  # tokens of prompt and output together, of the longest executor
     block_size: int
     dtype: str
     kv_dtype: str
     eos_token_ids: tuple[int, ...]
     defaults: GenerationDefaults
     capacity_tokens: int  # (num_blocks - 1) * block_size of the roomiest executor
-    max_num_seqs: int
+    max_num_seqs: int  # of the widest executor
     deterministic: bool
     device: str
 

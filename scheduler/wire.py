@@ -6,6 +6,8 @@ columns do not fit together.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from octavo.v1 import executor_pb2 as pb
 
 from scheduler.core.plan import (
@@ -54,7 +56,7 @@ def result_from_message(message: pb.StepResult) -> StepResult:
     logprobs: dict[int, TokenLogprobs] = {}
     candidates: dict[int, tuple[tuple[int, float], ...]] = {}
     for entry in message.logprobs:
-        top = tuple(zip(entry.top_token_ids, entry.top_logprobs, strict=True))
+        top = _top(entry.sequence_id, entry.top_token_ids, entry.top_logprobs)
         if entry.HasField("logprob"):
             logprobs[entry.sequence_id] = TokenLogprobs(entry.logprob, entry.rank, top)
         else:
@@ -103,9 +105,17 @@ def _sampling(sampling: SamplingParams, beam_candidates: int | None) -> pb.Seque
     )
 
 
+def _top(sequence_id: int, token_ids: Sequence[int], logprobs: Sequence[float]) -> tuple[tuple[int, float], ...]:
+    if len(token_ids) != len(logprobs):
+        raise ProtocolError(
+            f"{len(token_ids)} best tokens of sequence {sequence_id}, {len(logprobs)} log probabilities"
+        )
+    return tuple(zip(token_ids, logprobs, strict=True))
+
+
 def _prompt_logprobs(message: pb.PromptPositions) -> PromptLogprobs:
     width = message.num_top
-    top = tuple(zip(message.top_token_ids, message.top_logprobs, strict=True))
+    top = _top(message.sequence_id, message.top_token_ids, message.top_logprobs)
     if len(message.ranks) != len(message.logprobs) or len(top) != width * len(message.logprobs):
         raise ProtocolError(f"prompt log probabilities of sequence {message.sequence_id} do not fit together")
     return PromptLogprobs(

@@ -156,6 +156,10 @@ class Scheduler:
     def obstacle(self, request: Request) -> str | None:
         """Why the request would not run in the next plans if it were added now; None if it would, as soon as the token
         budget allows. What is told None is worth adding; the rest waits better outside, where it can go elsewhere."""
+        try:
+            self.check_fits(request)
+        except DoesNotFit as error:  # it may fit another executor
+            return str(error)
         if not self._running and not self._waiting:
             return None
         seats = self._seats_taken() + sum(self._seats(s) for s in self._waiting)

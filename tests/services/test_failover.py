@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from scheduler.core.plan import StepResult, TokenEvent
+from scheduler.core.plan import BatchPlan, StepResult, TokenEvent
 from scheduler.core.request import SamplingParams
 from scheduler.outputs import EndReason
 from tests.executor.factories import greedy
@@ -231,6 +231,19 @@ async def test_a_fault_in_planning_for_one_executor_ends_neither_the_engine_nor_
         heard = [await read_one(ticket) for ticket in tickets]
         assert [one.token_ids for one in heard] == [greedy(prompt, 24) for prompt in prompts(8)]
         await until(lambda: len(running.engine.members) == 2)
+
+
+async def test_a_fault_in_the_first_plan_for_an_idle_executor_ends_no_stream() -> None:
+    """Outside of an answer nobody heard of it, and the stream waited for ever."""
+    executor = LocalExecutor()
+    async with fleet(executor) as running, asyncio.timeout(10):
+
+        def schedule() -> BatchPlan | None:
+            raise ValueError("a fault of ours")
+
+        running.core(executor).schedule = schedule  # type: ignore[method-assign]
+        ticket = running.engine.submit(submission((1, 2), 6))
+        assert (await read_one(ticket)).token_ids == greedy((1, 2), 6)
 
 
 async def test_an_end_that_a_fault_kept_from_being_told_is_an_error_and_no_silence() -> None:

@@ -68,7 +68,7 @@ def finished(end: OutputEnd, submission: Submission) -> pb.GenerateResponse:
         finished=pb.Finished(
             index=end.index,
             reason=FINISH_REASONS[end.reason],
-            error=finish.error if end.reason is EndReason.ERROR else None,
+            error=finish.error if end.reason in (EndReason.ERROR, EndReason.TIMEOUT) else None,
             stop=end.stop,
             stop_token_id=end.stop_token_id,
             usage=pb.Usage(

@@ -51,8 +51,10 @@ class Readiness(Generic[TicketT]):
         while True:
             await self.update()
             self._on_tick()
+            # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the change.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._engine.wait_change(), self._tick_seconds)
+                async with asyncio.timeout(self._tick_seconds):
+                    await self._engine.wait_change()
 
     async def update(self) -> None:
         """Publishes the state where it changed, and logs why."""

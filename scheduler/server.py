@@ -141,7 +141,8 @@ class Server:
 
     async def _idle_within(self, seconds: float) -> bool:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._service.wait_idle(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._service.wait_idle()
             return True
         return False
 

@@ -215,8 +215,7 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
             raise Draining
         identity = read_identity(request)
         with self._registered(identity.tenant, request_id) as running:
-            model, tokenizer = await self._model()
-            submission = await self._submission(request, model, tokenizer)
+            submission, tokenizer = await self._submission(request)
             running.ticket = ticket = self._engine.submit(submission)
             log = self._log.bind(request_id=request_id, tenant=identity.tenant)
             outputs = _outputs(request, submission, tokenizer)
@@ -233,16 +232,23 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
                 self._engine.abort(ticket)
                 self._summarize(log, submission, outputs, asyncio.get_running_loop().time() - arrived)
 
-    async def _submission(self, request: pb.GenerateRequest, model: ModelInfo, tokenizer: Tokenizer) -> Submission:
+    async def _submission(self, request: pb.GenerateRequest) -> tuple[Submission, Tokenizer]:
+        """For the model that is served when this returns, with its tokenizer. Raises InvalidArgument or NoExecutor."""
         check_stop_strings(request)
-        match request.WhichOneof("prompt"):
-            case "token_ids":
-                prompt = list(request.token_ids.ids)
-            case None:
-                raise InvalidArgument("prompt", None, "text, token_ids or chat must be set")
-            case _:
-                prompt = await self._tokenize(model, tokenizer, request)
-        return read_submission(request, prompt, model, seed=secrets.randbits(64), queue_timeout=self._queue_timeout)
+        while True:
+            model, tokenizer = await self._model()
+            match request.WhichOneof("prompt"):
+                case "token_ids":
+                    prompt = list(request.token_ids.ids)
+                case None:
+                    raise InvalidArgument("prompt", None, "text, token_ids or chat must be set")
+                case _:
+                    prompt = await self._tokenize(model, tokenizer, request)
+            current = self._engine.model
+            if current is not None and current.fingerprint == model.fingerprint:
+                break  # else another one came while the text was tokenized
+        seed = secrets.randbits(64)
+        return read_submission(request, prompt, current, seed=seed, queue_timeout=self._queue_timeout), tokenizer
 
     @contextlib.contextmanager
     def _registered(self, tenant: str, request_id: str) -> Iterator[_InFlight[TicketT]]:

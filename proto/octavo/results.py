@@ -88,7 +88,7 @@ class Finished:
 
     index: int
     reason: FinishReason
-    error: str | None  # with ERROR, and where a wait was too long
+    error: str | None  # with ERROR: what went wrong; with TIMEOUT: what it waited for
     stop: str | None  # the stop string found
     stop_token_id: int | None
     usage: Usage

@@ -108,9 +108,10 @@ async def test_prompt_log_probabilities_come_before_the_first_delta_with_the_pro
     ]
 
 
-async def test_a_wait_that_was_too_long_ends_with_timeout() -> None:
-    async with serving(FakeEngine(script=answer(reason=EndReason.TIMEOUT))) as running:
-        assert finished_of(await running.generate())[0].reason == pb.FINISH_REASON_TIMEOUT
+async def test_a_wait_that_was_too_long_ends_with_timeout_and_what_it_waited_for() -> None:
+    async with serving(FakeEngine(script=answer(reason=EndReason.TIMEOUT, error="all blocks are held"))) as running:
+        finished = finished_of(await running.generate())[0]
+    assert (finished.reason, finished.error) == (pb.FINISH_REASON_TIMEOUT, "all blocks are held")
 
 
 async def test_a_cancelled_call_aborts_its_request() -> None:

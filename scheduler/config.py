@@ -14,6 +14,7 @@ from scheduler.discovery import BadTarget, split_target
 
 LOG_FORMATS = ("console", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,10 @@ def _add_listening(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--host", help="address to listen on")
     group.add_argument("--port", type=_port, help="port to listen on; 0 takes a free one and logs it")
     group.add_argument(
-        "--max-message-bytes", type=_positive, metavar="N", help="longest message taken or sent; above: an error status"
+        "--max-message-bytes",
+        type=_bytes,
+        metavar="BYTES",
+        help="longest message taken or sent, as 16777216 or 16M; above: an error status",
     )
     group.add_argument(
         "--no-reflection", dest="reflection", action="store_false", default=True, help="do not describe the services"
@@ -185,6 +189,14 @@ def _positive(text: str) -> int:
     if not text.isdigit() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
+
+
+def _bytes(text: str) -> int:
+    """As executors take it, since `octavo serve` hands one value to both."""
+    number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
+    if unit not in UNITS or not number.isdigit() or int(number) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write it as 16777216 or 16M")
+    return int(number) * UNITS[unit]
 
 
 def _patience(text: str) -> float:

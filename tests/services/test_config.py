@@ -28,6 +28,11 @@ def test_every_flag_is_taken_over() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("given", "taken"), [("16777216", 16 << 20), ("64M", 64 << 20), ("1g", 1 << 30)])
+def test_a_size_is_written_as_for_executors(given: str, taken: int) -> None:
+    assert parse_config(["--executors", "e:1", "--max-message-bytes", given]).max_message_bytes == taken
+
+
 def test_metrics_port_0_is_off() -> None:
     assert parse_config(["--executors", "e:1", "--metrics-port", "0"]).metrics_port is None
 
@@ -46,6 +51,8 @@ def test_metrics_port_0_is_off() -> None:
         ("--executors a:1 --stall-timeout 0", "must be more than 0 seconds"),
         ("--executors a:1 --queue-timeout nan", "'nan' is no time in seconds"),
         ("--executors a:1 --max-queue-requests 0", "'0' is not a whole number above 0"),
+        ("--executors a:1 --max-message-bytes 0", "'0' is no size"),
+        ("--executors a:1 --max-message-bytes 5X", "'5X' is no size"),
         ("--executors a:1 --tenant-weight a", "'a' is not NAME=W with a weight above 0"),
         ("--executors a:1 --tenant-weight a=1,b=0", "'b=0' is not NAME=W with a weight above 0"),
         ("--executors a:1 --tenant-weight =1", "'=1' is not NAME=W"),

@@ -56,8 +56,8 @@ struct Place {
 };
 
 // Starts the copy of tile `tile`'s keys, of this block's K/V head: into shared memory as they will be read, or (fp8) as
-// raw bytes. Registers are scarce here: where threads fall on whole rows, a thread's pieces are STEP rows apart and their
-// places follow from the first one's; only four pieces' addresses are held at once, and sizes come from the grid.
+// raw bytes. Registers are scarce here: where threads fall on whole rows, a thread's pieces are STEP rows apart and
+// their places follow from the first one's; only four pieces' addresses are held at once, and sizes come from the grid.
 __device__ __forceinline__ void copy_tile(SCALAR* rows, uint8_t* raw, const KV* __restrict__ cache, const Pages& pages,
                                           int tile) {
     constexpr int VEC = 16 / int(sizeof(KV));

@@ -184,6 +184,7 @@ __device__ Mass find_pivot(Shared& shared, const float* __restrict__ row, int vo
         for (int bin = threadIdx.x; bin < BINS; bin += THREADS) shared.low[bin] = shared.high[bin] = 0;
         __syncthreads();
         Mass seen = 0;
+#pragma unroll 2  // 1024 threads leave 64 registers
         for (int id = threadIdx.x; id < vocab; id += THREADS) {
             const Mass key = key_of(row[id]);
             const Mass place = key - prefix;  // wraps far up for a smaller key
@@ -243,6 +244,7 @@ __device__ int inverse_cdf(Shared& shared, const float* __restrict__ row, int vo
         span = ((end - begin + WARPS * LEAF - 1) / (WARPS * LEAF)) * LEAF;
         const int first = min(begin + warp * span, end), last = min(first + span, end);
         Mass sum = 0;
+#pragma unroll 2
         for (int id = first + lane; id < last; id += 32) sum += mass_of(kept_weight(row[id], draw));
         sum = sum_over_warp(sum);
         if (lane == 0) shared.warp_mass[warp] = sum;

@@ -13,8 +13,10 @@ from scheduler.core.plan import PromptLogprobs, TokenLogprobs
 from scheduler.metrics import Metrics
 from scheduler.outputs import EndReason
 from scheduler.service import GenerationService
+from scheduler.tokenizer import Tokenizer
 from tests.services.fake_engine import EOS, FakeEngine, FakeTicket, answer, hang, make_model, text_ids
 from tests.services.harness import finished_of, make_request, rest, serving, text_of, tokens_of, until
+from tests.services.tokenizers_for_tests import llama_style
 
 
 async def test_a_stream_is_started_then_deltas_then_finished() -> None:
@@ -256,3 +258,24 @@ async def test_the_log_has_one_summary_for_each_request_and_no_text(capfd: pytes
     for part in ("num_output_tokens=3", "num_prompt_tokens=", "tenant=t", "reasons=['stop']"):
         assert part in lines[0]
     assert "secret" not in out + err
+
+
+async def test_a_text_is_tokenized_again_for_a_model_that_came_meanwhile() -> None:
+    """Ids of the old model's tokenizer went to the new one."""
+    other = llama_style()
+    async with serving(FakeEngine()) as running:
+        service = running.server._service
+        tokenize = service._tokenize
+
+        async def tokenize_and_lose_the_model(*arguments: object, **options: object) -> list[int]:
+            ids = await tokenize(*arguments, **options)  # type: ignore[arg-type]
+            if running.engine.model == make_model():
+                running.engine.change(model=make_model(fingerprint="f2"), tokenizer_files=other)
+            return ids
+
+        service._tokenize = tokenize_and_lose_the_model  # type: ignore[method-assign]
+        await running.generate(text="Hello world")
+    (ticket,) = running.engine.tickets
+    expected = Tokenizer(other).encode("Hello world")
+    assert list(ticket.submission.prompt_token_ids) == expected
+    assert expected != text_ids("Hello world")

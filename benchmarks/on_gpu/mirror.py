@@ -25,13 +25,20 @@ _Simulator = sim.SimulatorLauncher
 class MirrorLauncher:
     """Runs CPU tensors' launches on another device."""
 
-    def __init__(self, launcher: Launcher, device: torch.device) -> None:
+    def __init__(self, launcher: Launcher, device: torch.device, shared_limit: int) -> None:
+        """`shared_limit`: what the test asks for; the device's own counts where it is less."""
         self._launcher = launcher
         self._device = device
+        self._shared_limit = min(shared_limit, launcher.shared_limit)
 
     @property
     def shared_limit(self) -> int:
-        return self._launcher.shared_limit
+        return self._shared_limit
+
+    @property
+    def bank_conflicts(self) -> int:
+        """The simulator's count; a device tells none."""
+        return self._launcher.bank_conflicts if isinstance(self._launcher, _Simulator) else 0
 
     def prepare(self, kernel: KernelSource, shared_bytes: int = 0) -> None:
         self._launcher.prepare(kernel, shared_bytes)
@@ -74,10 +81,11 @@ def pytest_configure(config: pytest.Config) -> None:
     where = config.getoption("--mirror")
 
     def make(*arguments: object, **options: object) -> MirrorLauncher:
+        simulator = _Simulator(*arguments, **options)  # type: ignore[arg-type]
         if where == "simulated":
-            return MirrorLauncher(_Simulator(*arguments, **options), torch.device("cpu"))  # type: ignore[arg-type]
+            return MirrorLauncher(simulator, torch.device("cpu"), simulator.shared_limit)
         device = torch.device("cuda", torch.cuda.current_device())
-        return MirrorLauncher(_on_device(device), device)
+        return MirrorLauncher(_on_device(device), device, simulator.shared_limit)
 
     launchers: dict[torch.device, DeviceLauncher] = {}
 

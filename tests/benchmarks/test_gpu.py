@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu import PARTS, build_parser, kernel_test_command
+from benchmarks.gpu import KERNEL_TESTS, PARTS, SANITIZED, build_parser, kernel_test_command
 from benchmarks.on_gpu import costs, end_to_end, kernels
 from benchmarks.on_gpu.costs import AttentionShape, Cost
 from benchmarks.on_gpu.model import LLAMA_8B, RandomWeights
@@ -82,9 +82,9 @@ def test_a_wrong_part_is_refused(parts: str, sentence: str, capsys: pytest.Captu
 
 
 def test_the_kernels_tests_that_are_mirrored_exist() -> None:
-    command = kernel_test_command(["norm", "decode"])
-    assert command[-2:] == ["tests/kernels/test_norm.py", "tests/kernels/test_decode.py"]
+    command = kernel_test_command(KERNEL_TESTS)
     assert command[3:7] == ["-p", "benchmarks.on_gpu.mirror", "--mirror", "cuda"]
+    assert all((ROOT / file).is_file() for file in command[-len(KERNEL_TESTS) :])
 
 
 def test_without_a_gpu_it_refuses_with_a_sentence() -> None:
@@ -100,10 +100,11 @@ def test_without_a_gpu_it_refuses_with_a_sentence() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_mirrored_launch_writes_what_the_simulator_writes() -> None:
-    command = [sys.executable, "-m", "pytest", "-p", "benchmarks.on_gpu.mirror", "--mirror", "simulated"]
-    files = ["tests/kernels/test_activation.py", "-k", "not undefined", "-p", "no:cacheprovider"]
-    done = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True, timeout=250)
+def test_mirrored_launches_write_what_the_simulator_writes() -> None:
+    """Of each kind of case one: what a case asks of its launcher, the mirror must have too."""
+    little_memory = "test_prefill.py::test_a_device_with_too_little_shared_memory_is_named"
+    command = kernel_test_command([*SANITIZED, little_memory], mirror="simulated")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout[-3000:]
     assert " passed" in done.stdout
 

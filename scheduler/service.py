@@ -46,6 +46,7 @@ from scheduler.validation import (
 ResponseT = TypeVar("ResponseT")
 # Longer texts (characters, or tokens) are worked on beside the event loop, so that health and other streams go on.
 MAX_INLINE_SIZE = 4096
+TURN_SIZE = 64  # characters that cost as much as the rendering of one turn of a conversation
 NUM_THREADS = 2  # for those
 
 
@@ -319,13 +320,15 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
         encode: Callable[[], list[int]]
         field = request.WhichOneof("prompt") or "prompt"
         if field == "text":
-            size = len(request.text.encode())
+            effort = size = len(request.text.encode())
 
             def encode() -> list[int]:
                 return tokenizer.encode(request.text, add_special_tokens=add_special_tokens)
         else:
             conversation = read_messages(request.chat)
             size = sum(len(message.content.encode()) for message in conversation)
+            # A template may leave roles out, so they prove nothing of the length; but each turn must be rendered.
+            effort = size + sum(len(message.role) + TURN_SIZE for message in conversation)
             prompt = request.chat.add_generation_prompt or not request.chat.HasField("add_generation_prompt")
 
             def encode() -> list[int]:
@@ -337,7 +340,7 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
                 field, f"{size} bytes", f"no text of more than {most} bytes fits max_model_len {model.max_model_len}"
             )
         try:
-            return await self._beside_the_loop(size, encode)
+            return await self._beside_the_loop(effort, encode)
         except ChatTemplateError as error:
             raise InvalidArgument("chat", f"{len(request.chat.messages)} messages", str(error)) from error
 

@@ -86,7 +86,7 @@ def error_of(error: grpc.RpcError, address: str, timeout: float | None) -> Octav
         return QueueFull(message, retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9)
     if code is grpc.StatusCode.ALREADY_EXISTS:
         return RequestExists(message)
-    if code is grpc.StatusCode.NOT_FOUND:
+    if code is grpc.StatusCode.NOT_FOUND and info:
         return UnknownExecutor(message)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded("the deadline passed" if timeout is None else f"not done within {timeout:g} s")

@@ -191,6 +191,11 @@ async def test_refusals_are_typed(
         await blocking(running, lambda client: client.complete(text="Hi", request_id="r"))
 
 
+async def test_a_health_name_that_nobody_knows_is_no_unknown_executor(client: AsyncClient) -> None:
+    with pytest.raises(ServerFault, match="NOT_FOUND"):
+        await client.health("somebody")
+
+
 async def test_a_request_id_in_flight_is_taken(running: Running, client: AsyncClient) -> None:
     running.engine.script = hang
     async with aclosing(client.generate(text="Hi", request_id="r")) as stream:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import NoReturn
+import threading
+from typing import Any, NoReturn
 
 import grpc
 import pytest
@@ -279,3 +280,22 @@ async def test_a_text_is_tokenized_again_for_a_model_that_came_meanwhile() -> No
     expected = Tokenizer(other).encode("Hello world")
     assert list(ticket.submission.prompt_token_ids) == expected
     assert expected != text_ids("Hello world")
+
+
+@pytest.mark.parametrize(("num_turns", "beside"), [(2, False), (100, True)])
+async def test_many_turns_are_rendered_beside_the_loop_however_short_they_are(
+    monkeypatch: pytest.MonkeyPatch, num_turns: int, beside: bool
+) -> None:
+    """Empty ones counted for nothing, so a message full of them held up everybody."""
+    threads: list[str] = []
+    encode_chat = Tokenizer.encode_chat
+
+    def noting(self: Tokenizer, *arguments: Any, **options: Any) -> list[int]:
+        threads.append(threading.current_thread().name)
+        return encode_chat(self, *arguments, **options)[:10]
+
+    monkeypatch.setattr(Tokenizer, "encode_chat", noting)
+    turns = [pb.ChatMessage(role="user", content="")] * num_turns
+    async with serving(FakeEngine()) as running:
+        await running.generate(chat=pb.Chat(messages=turns))
+    assert [name.startswith("tokenize") for name in threads] == [beside]

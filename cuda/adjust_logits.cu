@@ -15,6 +15,12 @@
 
 constexpr int SEEN = 1 << 30;  // the token stands in the prompt; the bits below count it in the output
 
+// What stays finite though it would overflow; -inf, a token that is forbidden, is never passed. A NaN stays.
+__device__ __forceinline__ float finite(float value) {
+    constexpr float LARGEST = 3.402823466e+38f;
+    return value > LARGEST ? LARGEST : value < -LARGEST ? -LARGEST : value;
+}
+
 // Copies the row (or -inf throughout); returns whether its maximum is finite, a NaN counting as +inf.
 __device__ __forceinline__ bool copy_row(float* own, const float* __restrict__ row, int vocab, bool only_allowed) {
     __shared__ float warp_largest[THREADS / 32];
@@ -51,14 +57,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
               *prompt = forbidden + num + 1, *output = prompt + num + 1;
 
     const bool only_allowed = restricted[index] != 0;
-    const bool finite = copy_row(own, row, vocab, only_allowed);
-    if (thread == 0) was_finite[index] = finite ? 1 : 0;
+    const bool was = copy_row(own, row, vocab, only_allowed);
+    if (thread == 0) was_finite[index] = was ? 1 : 0;
     if (only_allowed) {
         for (int i = allowed[0] + thread; i < allowed[1]; i += THREADS) own[list_ids[i]] = row[list_ids[i]];
         __syncthreads();
     }
     // A bias after the mask does what one before it does: -inf stays. A draw biases each id once at most.
-    for (int i = bias[0] + thread; i < bias[1]; i += THREADS) own[list_ids[i]] += bias_values[i];
+    for (int i = bias[0] + thread; i < bias[1]; i += THREADS) {
+        const float value = own[list_ids[i]];
+        if (value != negative_infinity()) own[list_ids[i]] = finite(value + bias_values[i]);
+    }
     __syncthreads();
     for (int i = forbidden[0] + thread; i < forbidden[1]; i += THREADS) own[list_ids[i]] = negative_infinity();
     if (penalized[index] == 0) return;
@@ -76,8 +85,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const int seen = count[id], times = seen & (SEEN - 1);
         if (seen == 0) continue;
         float value = own[id];
-        value = value > 0.0f ? value / repetition : value * repetition;
+        if (value == negative_infinity()) continue;  // forbidden, and no penalty may meet it with an infinity
+        value = finite(value > 0.0f ? value / repetition : value * repetition);
         value -= float(times) * frequency;
-        own[id] = times > 0 ? value - presence : value;
+        own[id] = finite(times > 0 ? value - presence : value);
     }
 }

@@ -125,3 +125,25 @@ def test_a_vocabulary_of_one_token() -> None:
 
 def test_no_draw_launches_nothing() -> None:
     assert sampler().sample(torch.zeros(0, 10), batch_of([], 10)).token_ids.shape == (0,)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"repetition_penalty": 1e-38},
+        {"repetition_penalty": 1e-38, "frequency_penalty": 3e38},
+        {"repetition_penalty": 3e38},
+        {"presence_penalty": -3e38, "frequency_penalty": -3e38},
+        {"presence_penalty": 3e38, "frequency_penalty": 3e38},
+        {"logit_bias": {0: 3.4e38}, "presence_penalty": -3.4e38},
+        {"logit_bias": {0: -3.4e38}, "presence_penalty": 3.4e38},
+        {"allowed_token_ids": (1,), "presence_penalty": -3e38, "frequency_penalty": -3e38},
+    ],
+)
+def test_penalties_that_overflow_draw_as_on_the_cpu(sampling: dict[str, object], temperature: float) -> None:
+    """repetition_penalty 1e-38 made logits infinite, and the draw failed as if a mask had left no token."""
+    logits = torch.tensor([[200.0, 100.0, -200.0]])
+    new = create_new(1, [2, 0, 0], [1], num_prompt_tokens=1, temperature=temperature, **sampling)
+    batch = batch_of([new], 3)
+    assert_same(sampler().sample(logits, batch), sample(logits.clone(), batch))

@@ -88,7 +88,8 @@ def test_the_preempted_wait_in_their_own_order_before_later_arrivals():
 
 
 def test_it_runs_again_only_with_room_for_all_it_knows_and_a_block_for_each_that_runs():
-    """Case 3. One holds two of seven blocks; the other knows 14 tokens: it needs four blocks, and one to spare."""
+    """Begun again too early, it would be thrown out step after step. One holds two of seven blocks; the other knows 14
+    tokens: it needs four blocks, and one to spare."""
     driver = create_driver(num_blocks=8, block_size=4, prefix_caching=False)
     driver.core.add(create_request(1, [1] * 5, max_tokens=20))
     driver.core.add(create_request(2, [2] * 13, max_tokens=3))

@@ -30,7 +30,7 @@ def test_only_the_common_beginning_is_shared():
 
 @pytest.mark.parametrize("num_blocks_of_prompt", [1, 2, 3])
 def test_a_prompt_of_full_blocks_computes_its_last_block_again_into_a_fresh_one(num_blocks_of_prompt):
-    """Case 6: there must be logits of the last token."""
+    """There must be logits of the last token."""
     driver = create_driver(block_size=4)
     prompt = list(range(4 * num_blocks_of_prompt))
     driver.core.add(create_request(1, prompt, max_tokens=1))
@@ -60,7 +60,7 @@ def test_outputs_are_found_by_a_prompt_that_goes_on_from_them():
     [({"cache_salt": "x"}, {"adapter": "x"}), ({"cache_salt": "x"}, {}), ({"cache_salt": "x"}, {"cache_salt": "y"})],
 )
 def test_other_roots_never_hit(one, other):
-    """Case 4."""
+    """A salt that reads as another request's adapter is none, and shares nothing with it."""
     driver = create_driver()
     driver.core.add(create_request(1, PROMPT, max_tokens=1, **one))
     driver.run()
@@ -123,7 +123,7 @@ def test_nobody_waits_for_a_prefix_whose_step_failed():
 
 
 def test_a_lookup_counts_once_however_long_a_request_waits_and_however_often_it_begins():
-    """Case 26."""
+    """Hit rates told of waiting, not of the cache."""
     driver = create_driver(num_blocks=8, block_size=4)
     driver.core.add(create_request(1, range(12), max_tokens=8))
     driver.step()
@@ -138,7 +138,7 @@ def test_a_lookup_counts_once_however_long_a_request_waits_and_however_often_it_
 
 
 def test_tokens_to_schedule_are_counted_after_the_lookup():
-    """Case 7: preempted, then admitted again with a hit on its own blocks."""
+    """Preempted, then admitted again with a hit on its own blocks."""
     driver = create_driver()
     driver.core.add(create_request(1, PROMPT, max_tokens=6))
     for _ in range(3):
@@ -190,7 +190,7 @@ def test_without_prefix_caching_nothing_is_found():
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("caching", [True, False])
 def test_outputs_do_not_depend_on_the_cache(depth, caching):
-    """Case 5, as far as the core goes: sixteen prompts, twice."""
+    """Sixteen prompts, twice."""
     driver = create_driver(pipeline_depth=depth, prefix_caching=caching, num_blocks=60)
     requests = [create_request(i, [i % 4] * 9 + [i % 2] * 6, max_tokens=5) for i in range(1, 33)]
     for request in requests:
@@ -202,7 +202,7 @@ def test_outputs_do_not_depend_on_the_cache(depth, caching):
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_two_equal_prompts_in_flight_leave_no_freed_block_in_a_table(depth):
-    """Case 9: the copy that is not indexed is freed with its own holder."""
+    """The copy that is not indexed is freed with its own holder."""
     driver = create_driver(pipeline_depth=depth, num_blocks=30, prefix_caching=True)
     driver.core.add(create_request(1, range(8), max_tokens=3))
     driver.run()
@@ -214,7 +214,7 @@ def test_two_equal_prompts_in_flight_leave_no_freed_block_in_a_table(depth):
 
 
 class TestAFailedSequence:
-    """Case 25."""
+    """What it computed may be NaN, and nobody builds on it any more."""
 
     def failing(self, depth: int = 1):
         """Request 1 computes a prefix and goes on; request 2 shares it; then 1 fails."""

@@ -1,4 +1,4 @@
-"""Case 2: with work and nothing in flight, something is planned; and what keeps a request waiting is told."""
+"""With work and nothing in flight, something is planned; and what keeps a request waiting is told."""
 
 from __future__ import annotations
 

@@ -27,7 +27,6 @@ class Sequences:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._slots: dict[int, int] = {}
-        self._free: list[int] = []
         self._max_blocks = -(-limits.max_model_len // limits.block_size)
         capacity = limits.max_num_seqs
         # One column more than max_model_len: the last token drawn needs a place, though it is never computed.
@@ -47,7 +46,7 @@ class Sequences:
         self.is_plain = np.ones(capacity, np.bool_)
         self.failed = np.zeros(capacity, np.bool_)
         self.sampling: list[Sampling] = [_PLAIN] * capacity
-        self._free.extend(range(capacity - 1, -1, -1))
+        self._free = list(range(capacity - 1, -1, -1))
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -214,21 +213,11 @@ class Sequences:
         self._free.append(slot)
 
     def _take_slot(self, sequence_id: int) -> int:
-        if not self._free:
-            self._grow()
+        assert self._free, "BatchPlan.check bounds the sequences to keep"
         slot = self._free.pop()
         self._slots[sequence_id] = slot
         self.ids[slot] = sequence_id
         return slot
-
-    def _grow(self) -> None:
-        """Twice the slots. Plans run max_num_seqs rows at most, so more sequences than that is rare."""
-        capacity = len(self.sampling)
-        for name, column in vars(self).items():
-            if isinstance(column, np.ndarray):
-                setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
-        self.sampling.extend([_PLAIN] * capacity)
-        self._free.extend(range(2 * capacity - 1, capacity - 1, -1))
 
 
 def _sampling_error(sampling: Sampling, vocab_size: int) -> str | None:

@@ -34,13 +34,6 @@ def test_a_sequence_finished_and_new_in_one_plan_is_known() -> None:
     assert sequences.tokens(sequences.slot(1)).tolist() == [3]
 
 
-def test_more_sequences_than_rows_find_place() -> None:
-    sequences = Sequences(create_limits(max_num_seqs=2))
-    sequences.apply(BatchPlan(1, new=[create_new(i, [i], [i], seed=i) for i in range(1, 8)]))
-    assert [int(sequences.seed[sequences.slot(i)]) for i in range(1, 8)] == list(range(1, 8))
-    assert [sequences.tokens(sequences.slot(i)).tolist() for i in range(1, 8)] == [[i] for i in range(1, 8)]
-
-
 def test_tokens_chosen_by_the_scheduler_are_appended() -> None:
     sequences = Sequences(create_limits())
     sequences.apply(BatchPlan(1, new=[create_new(1, [1, 2], [5])]))

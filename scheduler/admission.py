@@ -171,10 +171,6 @@ class AdmissionQueue(Generic[ItemT]):
             expired.append(entry.item)
         return expired
 
-    def next_deadline(self) -> float | None:
-        entry = self._deadlines.first()
-        return None if entry is None else entry.deadline
-
     def classes(self) -> list[WaitingClass[ItemT]]:
         """All that wait, by tenant and priority, in the order in which their heads would be served."""
         lines = sorted(self._lines.values(), key=_Line.rank)

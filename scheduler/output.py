@@ -68,10 +68,6 @@ class Output:
         self._pending_logprobs: list[TokenLogprobs] = []
         self._pending_text: list[str] = [prefix] if prefix else []
 
-    @property
-    def num_pending_tokens(self) -> int:
-        return len(self._pending_ids)
-
     def take_in(self, event: OutputEvent) -> bool:
         """True: this event completed a stop string, and the engine must be told to finish at `num_tokens`."""
         if self.end is not None:

@@ -112,7 +112,6 @@ class RequestStream(Generic[TicketT]):
                 yield messages.delta(delta, self._pieces)
             if output.end is not None and output.index not in finished:
                 finished.add(output.index)
-                self._metrics.requests.labels(output.end.reason.value).inc()
                 yield messages.finished(output.end, self._submission)
 
     async def _send(self, send: Send, message: pb.GenerateResponse) -> None:

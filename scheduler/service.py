@@ -28,7 +28,7 @@ from scheduler.chat_template import ChatTemplateError
 from scheduler.detokenizer import UnknownDecoder, prompt_text
 from scheduler.metrics import Metrics
 from scheduler.output import Output
-from scheduler.outputs import Draining, ModelInfo, NoExecutor, ServingEngine, Submission, TicketT
+from scheduler.outputs import Draining, EndReason, ModelInfo, NoExecutor, ServingEngine, Submission, TicketT
 from scheduler.pace import Pace
 from scheduler.request_stream import Log, RequestStream
 from scheduler.statuses import InvalidArgument, RequestExists, is_ours, status_of
@@ -287,14 +287,17 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
     def _summarize(self, log: Log, submission: Submission, outputs: list[Output], seconds: float) -> None:
         ends = [output.end for output in outputs if output.end is not None]
         finish = ends[0].finish if ends else None
+        reasons = [output.end.reason.value if output.end else EndReason.CANCELLED.value for output in outputs]
         num_output_tokens = sum(output.num_tokens for output in outputs)
+        for reason in reasons:
+            self._metrics.requests.labels(reason).inc()
         self._metrics.prompt_tokens.inc(len(submission.prompt_token_ids))
         self._metrics.output_tokens.inc(num_output_tokens)
         self._metrics.cached_tokens.inc(finish.num_cached_tokens if finish else 0)
         self._metrics.request_latency.observe(seconds)
         log.info(
             "request",
-            reasons=[output.end.reason.value if output.end else "cancelled" for output in outputs],
+            reasons=reasons,
             errors=[end.finish.error for end in ends if end.finish.error] or None,
             num_prompt_tokens=len(submission.prompt_token_ids),
             num_output_tokens=num_output_tokens,

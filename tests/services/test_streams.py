@@ -125,6 +125,15 @@ async def test_a_cancelled_call_aborts_its_request() -> None:
         await until(lambda: running.engine.tickets[0].aborted)
 
 
+async def test_outputs_of_a_cancelled_call_are_counted_too() -> None:
+    async with serving(FakeEngine(script=hang)) as running:
+        registry = running.server._metrics.registry
+        call = running.stub.Generate(make_request(n=3))
+        await call.read()
+        call.cancel()
+        await until(lambda: registry.get_sample_value("octavo_requests_total", {"reason": "cancelled"}) == 3)
+
+
 async def test_a_closed_connection_aborts_its_requests() -> None:
     async with serving(FakeEngine(script=hang)) as running:
         await running.stub.Generate(make_request()).read()

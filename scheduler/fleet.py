@@ -199,11 +199,14 @@ class Fleet:
 
     def _check(self, description: Description) -> None:
         """Raises ExecutorRefused naming both values where the executor differs from the reference."""
-        expected = self._config.fingerprint
-        if expected is None and self.members:
+        expected, found = self._config.fingerprint, description.model.fingerprint
+        if self.members:
             assert self.model is not None
-            expected = self.model.fingerprint
-        found = description.model.fingerprint
+            expected = expected or self.model.fingerprint
+            if description.model.block_size != self.model.block_size:  # the fingerprint covers it, but would not say so
+                raise ExecutorRefused(
+                    f"its block size is {description.model.block_size}, expected {self.model.block_size}"
+                )
         if expected is not None and found != expected:
             raise ExecutorRefused(f"its fingerprint is {found}, expected {expected}")
 

@@ -221,6 +221,16 @@ async def test_another_fingerprint_is_refused_and_both_are_told_and_logged(capfd
         await other.kill()
 
 
+async def test_another_block_size_is_refused_and_both_are_told() -> None:
+    good, other = LocalExecutor(), LocalExecutor(fingerprint="model-b", block_size=8)
+    async with following(good) as running:
+        await other.start()
+        running.addresses.set(good.address, other.address)
+        await until(lambda: running.is_refused(other.address))
+        assert running.state(other.address) == (ExecutorState.REFUSED, "its block size is 8, expected 4")
+        await other.kill()
+
+
 async def test_two_that_differ_and_come_at_once_do_not_both_join() -> None:
     one, other = LocalExecutor(fingerprint="model-a"), LocalExecutor(fingerprint="model-b")
     async with following(one, other, wait=False) as running:

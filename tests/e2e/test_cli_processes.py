@@ -8,9 +8,10 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
+from octavo.cli.demo import Answer
 from octavo.cli.processes import Announced, Exited, Finished, Logged, Processes, Signalled
 from octavo.cli.serve import Plan, require_torch, run
-from octavo.cli.terminal import Failure
+from octavo.cli.terminal import ExitCode, Failure
 
 LISTENING = "print('octavo executor listening address=127.0.0.1:1', flush=True)\n"
 OBEDIENT = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
@@ -76,6 +77,11 @@ def test_a_signal_stops_both_and_the_exit_is_clean(number: int, clean_handlers: 
     pair = Pair()
     assert pair.run(lambda processes: os.kill(os.getpid(), number)) == 0
     pair.assert_gone()
+
+
+def test_a_demo_that_is_stopped_between_two_calls_ends_without_a_traceback() -> None:
+    answer = Answer("127.0.0.1:1", "What?", 1)
+    assert answer.stop() == answer._run() == ExitCode.INTERRUPTED
 
 
 def test_finished_work_stops_both_and_gives_its_exit_code(clean_handlers: None) -> None:

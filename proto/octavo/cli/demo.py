@@ -45,6 +45,10 @@ class Answer:
             if not self._stopped:
                 say(str(failure(error, self._client.address)))
             return ExitCode.FAILURE
+        except ValueError:  # what gRPC says of a connection that `stop` closed between two calls
+            if not self._stopped:
+                raise
+            return ExitCode.INTERRUPTED
         except BrokenPipeError:
             abandon_stdout()
             return ExitCode.BROKEN_PIPE

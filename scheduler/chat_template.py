@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -56,7 +56,8 @@ def _tojson(
 
 
 class ChatTemplate:
-    """One compiled template."""
+    """One template, compiled at its first conversation: a broken one must not keep the model from being served.
+    Thread-safe; two first conversations at once both compile it."""
 
     def __init__(self, source: str) -> None:
         environment = ImmutableSandboxedEnvironment(
@@ -65,16 +66,18 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
-        # Compiled at the first conversation: a broken template must not keep the model from being served.
         self._environment = environment
         self._source = source
+        self._compiled: Template | None = None
 
     def render(
         self, messages: Sequence[Message], special_tokens: Mapping[str, str], *, add_generation_prompt: bool
     ) -> str:
         """Raises ChatTemplateError."""
         try:
-            return self._environment.from_string(self._source).render(
+            if self._compiled is None:
+                self._compiled = self._environment.from_string(self._source)
+            return self._compiled.render(
                 messages=[message._asdict() for message in messages],
                 add_generation_prompt=add_generation_prompt,
                 tools=None,

@@ -49,6 +49,14 @@ def test_a_conversation_is_rendered_by_the_template() -> None:
     assert tokenizer.render_chat(HELLO, add_generation_prompt=False) == "<|user|>Hello<|end|>"
 
 
+def test_a_template_is_compiled_once_and_remembers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To compile it costs a thousand times what a short conversation's rendering does, and the event loop waits."""
+    template = ChatTemplate("{% set seen = seen | default('') ~ messages[0].content %}{{ seen }}")
+    assert template.render([Message("user", "one")], {}, add_generation_prompt=True) == "one"
+    monkeypatch.setattr("jinja2.Environment.compile", None)
+    assert template.render([Message("user", "two")], {}, add_generation_prompt=True) == "two"
+
+
 def test_the_template_may_stand_in_the_configuration_alone_or_named() -> None:
     alone = Tokenizer(byte_level(chat_template="{{ messages[0].content }}!"))
     several = [{"name": "tool", "template": "no"}, {"name": "default", "template": "yes"}]

@@ -1,7 +1,9 @@
-"""The Backend of a CPU: torch ops, weights packed by oneDNN, a paged K/V cache in main memory.
+"""The Backend of a CPU: weights packed by oneDNN, a paged K/V cache in main memory, native kernels for the rest.
 
-Owns the cache and the number formats. Two modes share all the plain ops: the fast one, and the deterministic one, in
-which a row's result does not depend on the other rows of the step (see deterministic.py).
+Owns the cache and the number formats. Where the native library is missing, or does not serve the cache's shape, the
+same ops run in plain torch, which is also what the library is tested against. Two modes: the fast one, and the
+deterministic one, in which a row's result does not depend on the other rows of the step. The native ops keep that by
+construction, as long as attention splits no context; those in torch need ways of their own (see deterministic.py).
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from executor.backends.cpu import attention, deterministic, linear
 from executor.backends.cpu.attention import StepLayout, step_layout
 from executor.backends.cpu.deterministic import DeterministicLayout, deterministic_layout
 from executor.backends.cpu.kv_cache import KVCache
+from executor.backends.cpu.native.kernels import MAX_GROUP, NativeKernels, load_kernels, serves
+from executor.backends.cpu.native.library import Cache, Level, NoLibrary
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -24,12 +28,30 @@ DTYPES = (torch.float32, torch.bfloat16)
 class CpuBackend:
     """Ops of a decoder on a CPU; see `executor.backends.base.Backend` for the contracts."""
 
-    def __init__(self, dtype: torch.dtype = torch.float32, deterministic: bool = False) -> None:
+    def __init__(
+        self,
+        dtype: torch.dtype = torch.float32,
+        deterministic: bool = False,
+        native: bool = True,
+        level: Level | None = None,
+    ) -> None:
+        """native: with the library where it was built, at the level given or the best that this CPU runs. Raises
+        NoLibrary for a level that cannot be had."""
         if dtype not in DTYPES:
             raise ValueError(f"the CPU backend computes in float32 or bfloat16, not {dtype}")
         self.device = torch.device("cpu")
         self.dtype = dtype
         self.deterministic = deterministic
+        self.native_missing: str | None = None  # why the library is not used though it was asked for
+        self._native: NativeKernels | None = None
+        if native:
+            try:
+                self._native = load_kernels(dtype, level)
+            except NoLibrary as error:
+                if level is not None:
+                    raise
+                self.native_missing = str(error)
+        self._native_layers: list[Cache] = []  # empty where the library does not serve the cache
         self._checked: set[tuple[int, int]] = set()  # shapes of products known to be deterministic
         self._cache: KVCache | None = None
         self._layout: tuple[AttentionMetadata, StepLayout | DeterministicLayout] | None = None
@@ -41,8 +63,12 @@ class CpuBackend:
 
     def allocate_kv_cache(self, spec: KVCacheSpec) -> None:
         self._cache = None  # an old cache must not stand beside the new one
+        self._native_layers = []
         self._cache = KVCache(spec)
         self._layout = None
+        if self._native is not None and serves(spec):
+            caches = zip(self._cache.keys, self._cache.values, strict=True)
+            self._native_layers = [self._native.layer(spec, keys, values) for keys, values in caches]
 
     def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         packed = linear.pack(weight.to(self.dtype), None if bias is None else bias.to(self.dtype))
@@ -62,6 +88,8 @@ class CpuBackend:
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._native is not None:
+            return self._native.rms_norm(x, weight, eps, residual)
         total = x if residual is None else x + residual
         return self._norm(total, weight, eps), total
 
@@ -76,6 +104,10 @@ class CpuBackend:
         k_norm: torch.Tensor | None = None,
         norm_eps: float = 0.0,
     ) -> torch.Tensor:
+        if self._native is not None and self._native_layers:
+            return self._native.rope_and_write_kv(
+                self._native_layers[layer], qkv, cos_sin, metadata, num_heads, q_norm, k_norm, norm_eps
+            )
         spec = self.cache.spec
         heads = qkv.view(len(qkv), -1, spec.head_size)
         q, k, v = torch.split(heads, [num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
@@ -97,12 +129,24 @@ class CpuBackend:
         sliding_window: int | None = None,
         softcap: float | None = None,
     ) -> torch.Tensor:
+        if self._native is not None and self._native_layers and q.shape[1] <= MAX_GROUP * self.cache.spec.num_kv_heads:
+            return self._native.paged_attention(
+                self._native_layers[layer],
+                q,
+                metadata,
+                softmax_scale,
+                sliding_window,
+                softcap,
+                may_split=not self.deterministic,
+            )
         layout = self._step(metadata)
         if isinstance(layout, DeterministicLayout):
             return deterministic.paged_attention(self.cache, layer, q, layout, softmax_scale, sliding_window, softcap)
         return attention.paged_attention(self.cache, layer, q, layout, softmax_scale, sliding_window, softcap)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        if self._native is not None:
+            return self._native.silu_mul(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
         return deterministic.silu_mul(gate, up) if self.deterministic else functional.silu(gate).mul_(up)
 

@@ -6,6 +6,7 @@ import platform
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import structlog
 import torch
 
 from executor.backends.cpu.backend import CpuBackend
@@ -47,7 +48,10 @@ def open_platform(dtype: str, deterministic: bool) -> CpuPlatform:
     """Raises PlatformError for a format that a CPU does not compute in."""
     if dtype == "float16":
         raise PlatformError("--dtype float16 needs --device cuda: a CPU computes in float32 or bfloat16")
-    return CpuPlatform(CpuBackend(_dtype(dtype), deterministic))
+    backend = CpuBackend(_dtype(dtype), deterministic)
+    if backend.native_missing is not None:
+        structlog.get_logger("executor").warning("computing in plain torch, slowly", reason=backend.native_missing)
+    return CpuPlatform(backend)
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -38,7 +38,9 @@ class NativeKernels:
 
     def __init__(self, library: Library, dtype: torch.dtype, level: Level) -> None:
         if level not in library.levels:
-            raise NoLibrary(f"this CPU does not run {level.name}; it runs {', '.join(it.name for it in library.levels)}")
+            raise NoLibrary(
+                f"this CPU does not run {level.name}; it runs {', '.join(it.name for it in library.levels)}"
+            )
         self.level = level
         self._calls = library.calls
         self._parallel = library.parallel
@@ -80,7 +82,8 @@ class NativeKernels:
     ) -> torch.Tensor:
         """See Backend.rope_and_write_kv."""
         qkv = qkv.contiguous()
-        assert cos_sin.dtype == torch.float32 and cos_sin.is_contiguous()
+        assert cos_sin.dtype == torch.float32
+        assert cos_sin.is_contiguous()
         queries = qkv.new_empty((len(qkv), num_heads, cache.head_size))
         arguments = RopeArguments(
             num_heads,
@@ -127,7 +130,8 @@ class NativeKernels:
 
     def layer(self, spec: KVCacheSpec, keys: torch.Tensor, values: torch.Tensor) -> Cache:
         """One layer of a cache that `serves` accepts; the tensors must outlive it."""
-        assert keys.is_contiguous() and values.is_contiguous()
+        assert keys.is_contiguous()
+        assert values.is_contiguous()
         return Cache(
             self._format, spec.num_kv_heads, spec.block_size, spec.head_size, keys.data_ptr(), values.data_ptr()
         )
@@ -167,7 +171,8 @@ def _batch(metadata: AttentionMetadata) -> Batch:
         (metadata.slot_mapping, torch.int64),
         (metadata.positions, torch.int64),
     ):
-        assert tensor.dtype == dtype and tensor.is_contiguous(), "AttentionMetadata"
+        assert tensor.dtype == dtype
+        assert tensor.is_contiguous()
     return Batch(
         len(metadata.seq_lens),
         len(metadata.positions),

@@ -259,15 +259,16 @@ def test_a_plain_number_is_refused() -> None:
         run("x[0] = float(n);", [floats(1), 1])  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize("limit", ["threads", "shared memory", "grid"])
+@pytest.mark.parametrize("limit", ["threads", "shared memory", "both kinds of shared memory", "grid"])
 def test_what_no_device_launches(limit: str) -> None:
     x: list[Argument] = [floats(1), np.int32(1)]
+    shared_bytes = {"shared memory": 228 << 10, "both kinds of shared memory": 226 << 10}.get(limit, 0)
     with pytest.raises(SimulatedFault):
         run(
-            "",
+            "__shared__ volatile float s[512]; s[threadIdx.x] = x[0];" if limit.startswith("both") else "",
             x,
             threads=1025 if limit == "threads" else 32,
-            shared_bytes=228 << 10 if limit == "shared memory" else 0,
+            shared_bytes=shared_bytes,
             grid=(1, 65536, 1) if limit == "grid" else (1, 1, 1),
         )
 

@@ -4,7 +4,8 @@
 // next one does; the order (forward, reverse, random) is the launch's, and results must not depend on it. A warp
 // collective is a rendezvous: lanes post their arguments and the last one carries the operation out for all, so that
 // masks, divergence and ended lanes are checked on the way. Shared memory is poisoned before each block and ends at a
-// guard page; ldmatrix counts its bank conflicts. Faults (ours, and SIGSEGV and the like inside a kernel) end the launch with a sentence, never the process.
+// guard page; ldmatrix counts its bank conflicts. Faults (ours, and SIGSEGV and the like inside a kernel) end the launch
+// with a sentence, never the process.
 #include "cusim.h"
 
 #include <signal.h>
@@ -409,10 +410,11 @@ int run(const Launch& launch, void (*entry)(void*), void* closure, char* shared_
     position.block_dim = launch.block;
     position.grid_dim = launch.grid;
     engine.num_threads = launch.block.x * launch.block.y * launch.block.z;
-    if (engine.num_threads == 0 || engine.num_threads > MAX_THREADS || launch.shared_bytes > SHARED_LIMIT ||
+    const size_t shared_bytes = launch.shared_bytes + size_t(shared_end - shared_begin);
+    if (engine.num_threads == 0 || engine.num_threads > MAX_THREADS || shared_bytes > SHARED_LIMIT ||
         launch.grid.y > 65535 || launch.grid.z > 65535) {
         report("no device launches this: %u threads a block, %zu bytes of shared memory, grid (%u, %u, %u)",
-               engine.num_threads, launch.shared_bytes, launch.grid.x, launch.grid.y, launch.grid.z);
+               engine.num_threads, shared_bytes, launch.grid.x, launch.grid.y, launch.grid.z);
     } else {
         allocate(launch.shared_bytes);
         const Signals signals;

@@ -37,6 +37,9 @@ def load(config: ExecutorConfig, device_name: str, progress: Callable[[str], Non
             raise StartupError(resolved.complaint(error)) from error
     except (ModelError, OutOfMemory, NotDeterministic, PlatformError) as error:
         raise StartupError(str(error)) from error
+    except torch.OutOfMemoryError as error:  # its message goes on for lines; the first sentences name the sizes
+        told = ". ".join(str(error).splitlines()[0].split(". ")[:3])
+        raise StartupError(f"the device's memory does not hold the model and its largest step: {told}") from error
 
 
 def _load_resolved(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -86,6 +86,7 @@ class Engine:
         self._draining = False
         self._changed = asyncio.Event()
         self._pump_due = False
+        self._refused: _Job | None = None  # the head of the queue, when nobody could take it
         self._log = structlog.get_logger("engine")
 
     # What the service asks and says (scheduler/outputs.py, ServingEngine).
@@ -214,7 +215,7 @@ class Engine:
     def answered(self, member: Member, result: StepResult) -> None:
         now = time.monotonic()
         events = member.core.update(result)
-        self._hand_over([member])
+        self._hand_over(member)
         self._plan(member)  # first: the executor must not wait for what clients are told
         for event in events:
             self._tell(event, now)
@@ -257,24 +258,29 @@ class Engine:
     def _pump(self) -> None:
         """Hands over what the cores can admit, and sends what they plan."""
         self._pump_due = False
-        self._hand_over(self._fleet.accepting)
+        self._hand_over()
         for member in self._fleet.members.values():
             try:
                 self._plan(member)
             except Exception as error:  # nobody above would hear of it: the executor's own task is not running now
                 self._fleet.give_up(member, error)
 
-    def _hand_over(self, members: Iterable[Member]) -> None:
+    def _hand_over(self, answering: Member | None = None) -> None:
         """Gives the head of the queue to the best of the members, as long as one can admit it. Nobody overtakes the
-        head: what is large would never run."""
-        open_to_all = [member for member in members if not member.draining]
-        while open_to_all and (job := self._queue.peek()) is not None:
+        head: what is large would never run. A head that all have refused is offered to the one that answers alone:
+        only that can have room since."""
+        while (job := self._queue.peek()) is not None:
             request = job.request
-            candidates = [seen_by(request, member.core) for member in open_to_all]
+            alone = answering is not None and job is self._refused
+            asked = [m for m in self._fleet.accepting if m is answering or not alone]
+            candidates = [seen_by(request, member.core) for member in asked]
             choice = choose(_known_tokens(request), candidates)
             if choice is None:
+                self._refused = job
                 return
-            member = open_to_all[choice.candidate]
+            member = asked[choice.candidate]
+            if answering is not None and member is not answering:
+                self._pump_soon()  # it is planned for then
             if not member.core.has_work:
                 member.last_answer = time.monotonic()
             member.core.add(request)

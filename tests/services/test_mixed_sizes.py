@@ -26,6 +26,20 @@ async def test_what_only_the_large_one_holds_goes_there_though_the_small_one_is_
         await read_one(busy)
 
 
+async def test_whoever_is_next_is_offered_to_all_and_not_to_the_one_that_took_the_head() -> None:
+    """It waited for the large one, which had just answered, while the small one stood idle."""
+    large, other = LocalExecutor(max_num_seqs=1), small()
+    async with fleet(large, other) as running:
+        first = running.engine.submit(submission(LARGE, 3))
+        head = running.engine.submit(submission(LARGE, 12))
+        behind = running.engine.submit(submission((1, 2), 5))
+        await read_one(first)
+        assert (await read_one(behind)).token_ids == greedy((1, 2), 5)
+        assert behind.executors == [other.incarnation]
+        assert (await read_one(head)).token_ids == greedy(LARGE, 12)
+        assert head.executors == [large.incarnation]
+
+
 async def test_limits_at_the_door_are_those_of_the_largest_there_is() -> None:
     first, second = small(), LocalExecutor(max_num_seqs=3)
     await second.start()

@@ -179,6 +179,9 @@ class Fleet:
             self._set_state(address, ExecutorState.CONNECTING, str(error))
         except ExecutorRefused as error:
             self._set_state(address, ExecutorState.REFUSED, str(error))
+        except Exception as error:  # whatever one address answers, the streams of all others go on
+            self._log.debug("joining failed", address=address, exc_info=error)
+            self._set_state(address, ExecutorState.REFUSED, f"joining it failed: {error!r}")
         return None
 
     async def _open(self, address: str, client: ExecutorClient, description: Description) -> Member:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from scheduler.core.plan import StepResult
+from scheduler.executor_client import Description, ExecutorClient
 from scheduler.fleet import Fleet, FleetConfig, Member
 from scheduler.outputs import ExecutorState
 from tests.services.executors import LocalExecutor, client_options, until
@@ -219,6 +220,26 @@ async def test_another_fingerprint_is_refused_and_both_are_told_and_logged(capfd
         out, err = capfd.readouterr()
         assert (out + err).count(sentence) == 1
         await other.kill()
+
+
+async def test_an_answer_that_nobody_foresaw_is_a_refusal_and_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    describe = ExecutorClient.describe
+
+    async def describe_nothing(self: ExecutorClient) -> Description:
+        raise AttributeError("no such field")
+
+    monkeypatch.setattr(ExecutorClient, "describe", describe_nothing)
+    executor = LocalExecutor()
+    async with following(executor, wait=False) as running:
+        await until(lambda: running.is_refused(executor.address))
+        assert running.state(executor.address) == (
+            ExecutorState.REFUSED,
+            "joining it failed: AttributeError('no such field')",
+        )
+        monkeypatch.setattr(ExecutorClient, "describe", describe)
+        await until(lambda: len(running.fleet.members) == 1)
 
 
 async def test_another_block_size_is_refused_and_both_are_told() -> None:

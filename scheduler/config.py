@@ -55,9 +55,17 @@ class _HelpWithDefaults(argparse.ArgumentDefaultsHelpFormatter):
     """Names the defaults of flags that take a value and have one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.nargs == 0 or action.default is None:
+        if action.nargs == 0 or action.default in (None, argparse.SUPPRESS):
             return action.help
-        return super()._get_help_string(action)
+        return f"{action.help} (default: {_shown(action)})"
+
+
+def _shown(action: argparse.Action) -> str:
+    """The default as it would be written on the command line."""
+    default = action.default
+    if action.type is _bytes:
+        return f"{default >> 20}M"
+    return f"{default:g}" if isinstance(default, float) else str(default)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -93,7 +101,7 @@ def _add_listening(group: argparse._ArgumentGroup) -> None:
         "--max-message-bytes",
         type=_bytes,
         metavar="BYTES",
-        help="longest message taken or sent, as 16777216 or 16M; above: an error status",
+        help="longest message taken or sent, as 16777216, 16M or 1G; above: an error status",
     )
     group.add_argument(
         "--no-reflection", dest="reflection", action="store_false", default=True, help="do not describe the services"

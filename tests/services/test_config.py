@@ -33,6 +33,15 @@ def test_a_size_is_written_as_for_executors(given: str, taken: int) -> None:
     assert parse_config(["--executors", "e:1", "--max-message-bytes", given]).max_message_bytes == taken
 
 
+def test_help_tells_defaults_as_flags_would_have_them(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_config(["--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "above: an error status (default: 16M)" in told
+    assert "names none itself (default: 60)" in told
+    assert "SUPPRESS" not in told
+
+
 def test_metrics_port_0_is_off() -> None:
     assert parse_config(["--executors", "e:1", "--metrics-port", "0"]).metrics_port is None
 

@@ -23,6 +23,7 @@ from executor.model.resolve import ResolvedModel, resolve_model
 from executor.plan import BatchPlan, Limits, NewSequence, Sampling
 from executor.runner import Runner
 from executor.served import GenerationDefaults, ServedModel
+from executor.sizes import format_bytes
 
 
 def load(config: ExecutorConfig, device_name: str, progress: Callable[[str], None]) -> Loaded:
@@ -86,15 +87,6 @@ def warm_up(runner: Runner) -> None:
         if errors:
             raise BrokenModel(f"the model is broken: a first step failed ({errors[1]})")
     runner.reset()
-
-
-def format_bytes(size: int) -> str:
-    """ "1.5 GiB": for people."""
-    value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
-        value /= 1024
-        units.pop(0)
-    return f"{value:.4g} {units[0]}"
 
 
 def _served(config: ExecutorConfig, name: str, model: LoadedModel, limits: Limits, device_name: str) -> ServedModel:

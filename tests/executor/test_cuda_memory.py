@@ -27,17 +27,17 @@ def test_a_size_may_go_beyond_the_share() -> None:
 
 
 def test_a_size_that_does_not_fit_is_refused_with_both_sizes() -> None:
-    with pytest.raises(OutOfMemory, match="of 114001 bytes was asked for, but the GPU has 114000 bytes left"):
-        kv_cache_blocks(100, H200, 10_000, memory=114_001)
+    with pytest.raises(OutOfMemory, match=r"of 117.2 KiB was asked for, but the GPU has 111.3 KiB left"):
+        kv_cache_blocks(100, H200, 10_000, memory=120_000)
 
 
 def test_no_room_for_two_blocks_is_refused_with_both_sizes() -> None:
-    with pytest.raises(OutOfMemory, match=r"2 blocks, takes 20000 bytes, but the budget is 10000 bytes: 90% of"):
+    with pytest.raises(OutOfMemory, match=r"2 blocks, takes 19.53 KiB, but the budget is 9.766 KiB: 90% of"):
         kv_cache_blocks(10_000, H200, 100_000)
 
 
 def test_weights_that_fill_the_share_leave_nothing() -> None:
-    with pytest.raises(OutOfMemory, match="but the budget is 0 bytes"):
+    with pytest.raises(OutOfMemory, match="but the budget is 0 B"):
         kv_cache_blocks(100, Reading(total=1000, used=950), 20)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from executor.backends.base import KVCacheSpec, OutOfMemory
+from executor.sizes import format_bytes
 
 
 class KVCache:
@@ -24,8 +25,8 @@ class KVCache:
             self.keys = [_zeros(shape, spec.dtype) for _ in range(spec.num_layers)]
             self.values = [_zeros(shape, spec.dtype) for _ in range(spec.num_layers)]
         except MemoryError as error:
-            size = spec.num_blocks * spec.bytes_per_block
-            raise OutOfMemory(f"a K/V cache of {spec.num_blocks} blocks needs {size} bytes: {error}") from error
+            size = format_bytes(spec.num_blocks * spec.bytes_per_block)
+            raise OutOfMemory(f"a K/V cache of {spec.num_blocks} blocks needs {size}: {error}") from error
         self.spec = spec
         self._heads = torch.arange(spec.num_kv_heads)
 

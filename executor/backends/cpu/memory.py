@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from executor.backends.base import OutOfMemory
+from executor.sizes import format_bytes
 
 DEFAULT_SHARE = 0.5  # of what is available once the weights are loaded
 MIN_BLOCKS = 2  # the null block and one to use
@@ -36,12 +37,14 @@ def kv_cache_blocks(
     """
     available = available_memory(files)
     if memory is not None and memory > available:
-        raise OutOfMemory(f"a K/V cache of {memory} bytes was asked for, but only {available} bytes are available")
+        raise OutOfMemory(
+            f"a K/V cache of {format_bytes(memory)} was asked for, but only {format_bytes(available)} are available"
+        )
     budget = int(available * share) if memory is None else memory
     if budget < MIN_BLOCKS * bytes_per_block:
         raise OutOfMemory(
-            f"the smallest K/V cache, {MIN_BLOCKS} blocks, takes {MIN_BLOCKS * bytes_per_block} bytes, but the budget "
-            f"is {budget} bytes"
+            f"the smallest K/V cache, {MIN_BLOCKS} blocks, takes {format_bytes(MIN_BLOCKS * bytes_per_block)}, but "
+            f"the budget is {format_bytes(budget)}"
         )
     return budget // bytes_per_block
 

@@ -24,6 +24,7 @@ from executor.backends.cuda.staging import Staging
 from executor.backends.cuda.step import Step, Window, WorkShape, eager_step
 from executor.backends.platform import PlatformError
 from executor.sampler import SamplerOutput, SamplingBatch
+from executor.sizes import format_bytes
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _STAGING_BYTES = 1 << 16  # at first; they grow
@@ -74,8 +75,8 @@ class CudaBackend:
                 self.values.append(torch.zeros(shape, dtype=spec.dtype, device=self.device))
         except torch.OutOfMemoryError as error:
             self.release_kv_cache()
-            size = spec.num_blocks * spec.bytes_per_block
-            raise OutOfMemory(f"a K/V cache of {spec.num_blocks} blocks needs {size} bytes: {error}") from error
+            size = format_bytes(spec.num_blocks * spec.bytes_per_block)
+            raise OutOfMemory(f"a K/V cache of {spec.num_blocks} blocks needs {size}: {error}") from error
         self._spec = spec
         self._copy_blocks = CopyBlocks(self._launcher, [*self.keys, *self.values])
 

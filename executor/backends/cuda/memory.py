@@ -15,6 +15,7 @@ import torch
 
 from executor.backends.base import AttentionMetadata, OutOfMemory
 from executor.plan import Limits
+from executor.sizes import format_bytes
 
 DEFAULT_SHARE = 0.9  # of the device's memory, for everything this process does on it
 MIN_BLOCKS = 2  # the null block and one to use
@@ -63,15 +64,15 @@ def kv_cache_blocks(
     free = max(0, reading.total - reading.used - peak_activations)
     if memory is not None and memory > free:
         raise OutOfMemory(
-            f"a K/V cache of {memory} bytes was asked for, but the GPU has {free} bytes left beside {reading.used} in "
-            f"use and {peak_activations} for activations"
+            f"a K/V cache of {format_bytes(memory)} was asked for, but the GPU has {format_bytes(free)} left beside "
+            f"{format_bytes(reading.used)} in use and {format_bytes(peak_activations)} for activations"
         )
     budget = max(0, int(reading.total * share) - reading.used - peak_activations) if memory is None else memory
     if budget < MIN_BLOCKS * bytes_per_block:
         raise OutOfMemory(
-            f"the smallest K/V cache, {MIN_BLOCKS} blocks, takes {MIN_BLOCKS * bytes_per_block} bytes, but the budget "
-            f"is {budget} bytes: {share:.0%} of the GPU's {reading.total}, less {reading.used} in use and "
-            f"{peak_activations} for activations"
+            f"the smallest K/V cache, {MIN_BLOCKS} blocks, takes {format_bytes(MIN_BLOCKS * bytes_per_block)}, but the "
+            f"budget is {format_bytes(budget)}: {share:.0%} of the GPU's {format_bytes(reading.total)}, less "
+            f"{format_bytes(reading.used)} in use and {format_bytes(peak_activations)} for activations"
         )
     return budget // bytes_per_block
 

@@ -195,3 +195,10 @@ def test_version_and_help_load_neither_grpc_nor_torch() -> None:
     done = subprocess.run([COMMAND[0], "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "[]"
     assert octavo("--version").stdout == "octavo 0.1.0\n"
+
+
+@pytest.mark.parametrize("command", ["generate", "demo"])
+def test_an_empty_prompt_is_refused_before_anything_is_started(command: str) -> None:
+    result = octavo(command, " ")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.splitlines()[-1].endswith("the prompt is empty")

@@ -14,7 +14,7 @@ from octavo.cli.answer import Timed, print_text
 from octavo.cli.connection import failure
 from octavo.cli.processes import Finished, Processes
 from octavo.cli.serve import plan_of, run
-from octavo.cli.terminal import ExitCode, abandon_stdout, say
+from octavo.cli.terminal import ExitCode, Failure, abandon_stdout, say
 from octavo.client import Client, GenerateOptions, OctavoError
 
 
@@ -65,5 +65,7 @@ class Answer:
 def demo(options: Namespace) -> int:
     options.host, options.port = None, "0"
     options.log_level = options.log_level or "error"
+    if not options.prompt.strip():
+        raise Failure("the prompt is empty", ExitCode.USAGE)
     plan = plan_of(options)
     return run(plan, Answer(plan.address, options.prompt, options.max_tokens))

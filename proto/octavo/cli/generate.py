@@ -14,6 +14,8 @@ from octavo.client import Client, GenerateOptions
 
 def generate(options: Namespace) -> int:
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    if not prompt.strip():
+        raise Failure("the prompt is empty", ExitCode.USAGE)
     with connected(options.server, options.timeout) as client:
         request: GenerateOptions = {**sampling_of(options), **_prompt(client, options, prompt)}
         answer = Timed(client.generate(**request))

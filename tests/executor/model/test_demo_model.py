@@ -80,3 +80,9 @@ def test_weights_are_those_of_transformers_bit_for_bit(demo_directory: Path, ref
     weights = Weights(demo_directory)
     state = reference.state_dict()
     assert all(torch.equal(weights.read(name), state[name]) for name in weights)
+
+
+def test_it_samples_as_its_authors_recommend(demo_directory: Path, cache_dir: Path) -> None:
+    """At temperature 1, the default of a model that says nothing, it answered with nonsense."""
+    defaults = load(demo_directory, cache_dir).defaults
+    assert (defaults.temperature, defaults.top_p, defaults.top_k) == (0.2, 0.9, None)

@@ -75,6 +75,7 @@ class ExecutorClient:
                 ("grpc.max_receive_message_length", options.max_message_bytes),
                 ("grpc.keepalive_time_ms", 30_000),
                 ("grpc.keepalive_timeout_ms", 10_000),
+                ("grpc.http2.ping_timeout_ms", 10_000),  # 60 s by default
                 ("grpc.initial_reconnect_backoff_ms", 100),
                 ("grpc.max_reconnect_backoff_ms", 1_000),
             ],

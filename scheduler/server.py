@@ -13,6 +13,7 @@ import enum
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import grpc
 import structlog
@@ -47,10 +48,20 @@ class CannotListen(Exception):
     """The address cannot be listened on; the message is a sentence for the user."""
 
 
+@dataclass(frozen=True, slots=True)
+class Keepalive:
+    """When a connection that says nothing is given up, and its requests with it."""
+
+    silence_ms: int = 30_000  # before it is asked
+    patience_ms: int = 10_000  # for the answer
+
+
 class Server:
     """Everything around one engine on one event loop."""
 
-    def __init__(self, config: SchedulerConfig, engine: ServingEngine[TicketT]) -> None:
+    def __init__(
+        self, config: SchedulerConfig, engine: ServingEngine[TicketT], keepalive: Keepalive | None = None
+    ) -> None:
         self._config = config
         self._log: Log = structlog.get_logger("server")
         self._run_engine = engine.run
@@ -69,7 +80,9 @@ class Server:
         self._metrics = metrics
         self._stop = asyncio.Event()
         self.port = 0  # listened on, once `start` returned
-        self._server = grpc.aio.server(interceptors=[RefuseMalformed()], options=_channel_options(config))
+        self._server = grpc.aio.server(
+            interceptors=[RefuseMalformed()], options=_channel_options(config, keepalive or Keepalive())
+        )
         add_GenerationServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._readiness.servicer, self._server)
         if config.reflection:
@@ -196,16 +209,17 @@ async def _stop_with_parent(stop: Callable[[], None]) -> None:
     stop()
 
 
-def _channel_options(config: SchedulerConfig) -> list[tuple[str, int]]:
+def _channel_options(config: SchedulerConfig, keepalive: Keepalive) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", config.max_message_bytes),
         ("grpc.so_reuseport", 0),  # a second server on the port must fail, not share it
-        # A client silently gone is found after 30 s + 10 s; clients may ping as often as every 10 s.
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_time_ms", keepalive.silence_ms),
+        ("grpc.keepalive_timeout_ms", keepalive.patience_ms),
+        ("grpc.http2.ping_timeout_ms", keepalive.patience_ms),  # a ping on the way already serves as keepalive, with this bound
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
+        # Clients may ping as often as every 10 s.
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         # A burst is refused by the queue's bounds, with a reason and a time to come back; beyond this one, from 1000
         # calls on, gRPC itself would cancel some with neither.

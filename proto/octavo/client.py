@@ -136,6 +136,7 @@ def _options(max_message_bytes: int) -> list[tuple[str, int | str]]:
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.ping_timeout_ms", 10_000),  # 60 s by default
         ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
     ]
 

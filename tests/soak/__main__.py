@@ -2,7 +2,8 @@
 
 Every `--every` seconds traffic stops, and when all is idle each process is measured: KV blocks and sequences held, live
 Python objects after a collection, resident memory. Prints a line for each time and a verdict, and exits with 1 if a
-block or a sequence is held while nothing runs, a request fails, or objects or memory grow from the middle to the end.
+block or a sequence is held while nothing runs, a request fails, or objects or memory grow: the median of the last third
+of the measurements against that of the third before, since an allocator's memory goes up and down by some percent.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from octavo.client import AsyncClient
 
@@ -26,7 +28,7 @@ from tests.soak.traffic import Traffic
 
 VOCAB_SIZE = 128
 EXECUTOR_FLAGS = ("--dtype=float32", "--threads=1", "--num-blocks=600", "--max-num-seqs=16")  # few: preemptions too
-OBJECTS_GROWTH = 1.02  # from the middle to the end
+OBJECTS_GROWTH = 1.02  # from the middle third to the last
 MEMORY_GROWTH = 1.03
 
 
@@ -100,12 +102,15 @@ def line(s: Sample) -> str:
 def faults_of(samples: Sequence[Sample], traffic: Traffic) -> list[str]:
     faults = [f"{len(traffic.errors)} requests failed, the first: {traffic.errors[0]}"] if traffic.errors else []
     faults += [f"blocks or sequences held at {s.seconds:.0f} s" for s in samples if s.blocks_held or s.sequences_held]
-    middle, end = samples[len(samples) // 2], samples[-1]
+    third = -(-len(samples) // 3)
+    middle, end = samples[-2 * third : -third] or samples[:1], samples[-third:]
     for i, name in enumerate(("scheduler", "executor 1", "executor 2")):
-        if end.objects[i] > OBJECTS_GROWTH * middle.objects[i]:
-            faults.append(f"{name}: {middle.objects[i]} objects became {end.objects[i]}")
-        if end.megabytes[i] > MEMORY_GROWTH * middle.megabytes[i]:
-            faults.append(f"{name}: {middle.megabytes[i]:.1f} MB became {end.megabytes[i]:.1f} MB")
+        objects, objects_at_end = (median(s.objects[i] for s in part) for part in (middle, end))
+        memory, memory_at_end = (median(s.megabytes[i] for s in part) for part in (middle, end))
+        if objects_at_end > OBJECTS_GROWTH * objects:
+            faults.append(f"{name}: {objects:.0f} objects became {objects_at_end:.0f}")
+        if memory_at_end > MEMORY_GROWTH * memory:
+            faults.append(f"{name}: {memory:.1f} MB became {memory_at_end:.1f} MB")
     return faults
 
 

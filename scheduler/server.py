@@ -216,7 +216,8 @@ def _channel_options(config: SchedulerConfig, keepalive: Keepalive) -> list[tupl
         ("grpc.so_reuseport", 0),  # a second server on the port must fail, not share it
         ("grpc.keepalive_time_ms", keepalive.silence_ms),
         ("grpc.keepalive_timeout_ms", keepalive.patience_ms),
-        ("grpc.http2.ping_timeout_ms", keepalive.patience_ms),  # a ping on the way already serves as keepalive, with this bound
+        # A ping that is on its way already serves as keepalive, with a bound of its own: 60 s by default.
+        ("grpc.http2.ping_timeout_ms", keepalive.patience_ms),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         # Clients may ping as often as every 10 s.

@@ -114,6 +114,14 @@ def test_rows_that_do_not_sample_have_no_logits(directory: Path) -> None:
     assert torch.equal(part.run(rows, logits_of=[0, 2]), whole.run(rows)[[0, 2]])
 
 
+def test_logits_come_in_the_order_that_is_asked_for(directory: Path) -> None:
+    """A prompt's chunk of one token before decode rows: its logits, for log probabilities, come behind theirs. As many
+    rows as logits were taken for all rows in order, and each sequence drew from its neighbour's."""
+    whole, part = steps(directory, True), steps(directory, True)
+    rows = {0: [5], 1: [6], 2: [7]}
+    assert torch.equal(part.run(rows, logits_of=[1, 2, 0]), whole.run(rows)[[1, 2, 0]])
+
+
 def test_padding_writes_nothing_and_disturbs_nobody(directory: Path) -> None:
     """Five rows in a bucket of eight; then what an earlier, fuller step left in the buffers must not show."""
     fresh, used = steps(directory, True), steps(directory, True)

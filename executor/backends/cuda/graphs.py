@@ -146,8 +146,9 @@ class StagedDecoder:
         for _ in range(self._progress_calls):
             progress()
         assert self._logits is not None
-        if len(logits_indices) == num_rows:  # they ascend
+        if np.array_equal(logits_indices.numpy(), np.arange(num_rows)):
             return self._logits[:num_rows]
+        # Some rows do not sample; a prompt's position that wants log probabilities comes behind all that do.
         return self._logits[logits_indices.to(self._backend.device)]
 
     def _capture_bucket(self, size: int) -> None:

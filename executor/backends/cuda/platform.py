@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from executor.backends.cuda import nvrtc
 from executor.backends.cuda.backend import CudaBackend
-from executor.backends.cuda.device import Device, require_device
+from executor.backends.cuda.device import Device, NoDevice, require_device
 from executor.backends.cuda.graphs import CudaGraphs, StagedDecoder
 from executor.backends.cuda.launch import DeviceLauncher
 from executor.backends.cuda.memory import DEFAULT_SHARE, DeviceGauge, kv_cache_blocks, profile
@@ -64,8 +65,12 @@ class CudaPlatform:
 
 
 def open_platform(dtype: str, deterministic: bool) -> CudaPlatform:
-    """Raises NoDevice where there is no GPU that the kernels run on."""
+    """Raises NoDevice where there is no GPU that the kernels run on, or nothing to compile them with."""
     found = require_device()
+    try:
+        nvrtc.load()
+    except nvrtc.NvrtcError as error:
+        raise NoDevice(f"--device cuda: {error}") from error
     device = torch.device("cuda", torch.cuda.current_device())
     backend = CudaBackend(DeviceLauncher(device), device, _DTYPES[dtype], found.num_sms, deterministic)
     return CudaPlatform(found, backend)

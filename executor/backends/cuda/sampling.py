@@ -1,7 +1,7 @@
 """Launches the sampler: a `SamplingBatch` in columns to the device, tokens drawn there, results back in one copy.
 
-Draws as executor/sampler.py defines them (cuda/sample.cu, cuda/adjust_logits.cu). The tokens also stay on the device,
-as the next step's input. What few rows ask for, alternatives and beam candidates, torch works out from the same rows.
+Draws as executor/sampler.py defines them (cuda/sample.cu, cuda/adjust_logits.cu). What few rows ask for, alternatives
+and beam candidates, torch works out from the same rows.
 """
 
 from __future__ import annotations

@@ -150,9 +150,11 @@ EXPORT void octavo_attention(
     const Kernels& level = kernels(*runtime);
     const Plan work = plan(*runtime, *batch, *cache, *arguments);
     std::unique_ptr<Partial[]> parts(work.num_parts ? new Partial[work.num_parts] : nullptr);
-    for_each(*runtime, static_cast<int>(work.items.size()), [&](int index) {
+    const int num_items = static_cast<int>(work.items.size());
+    for_each(*runtime, num_items, [&](int index) {
         const Item& item = work.items[index];
-        level.attend(*batch, *cache, *arguments, item, item.split < 0 ? nullptr : &parts[item.part]);
+        const Item& next = work.items[std::min(num_items - 1, index + std::max(1, runtime->num_threads))];
+        level.attend(*batch, *cache, *arguments, item, next, item.split < 0 ? nullptr : &parts[item.part]);
     });
     for (const Split& split : work.splits)
         level.merge(*batch, *cache, *arguments, split.item, &parts[split.first_part], split.num_parts);

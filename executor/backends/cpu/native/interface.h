@@ -111,7 +111,8 @@ struct Partial {
 };
 
 struct Kernels {
-    void (*attend)(const Batch&, const Cache&, const AttentionArguments&, const Item&, Partial*);
+    // `next` is what this thread is likely to do next: a hint for the caches. Partial: null for an item that is no part.
+    void (*attend)(const Batch&, const Cache&, const AttentionArguments&, const Item&, const Item& next, Partial*);
     void (*merge)(const Batch&, const Cache&, const AttentionArguments&, const Item&, const Partial*, int num_parts);
     void (*rope)(const Batch&, const Cache&, const RopeArguments&, int token);
     void (*norm)(const NormArguments&, int row);

@@ -37,7 +37,7 @@ class Size:
 
 
 FULL = Size(contiguous=18_000, paged=6000, drawn=6000, beams=2400, blocks=1500, groups=60, requests=400)
-SHORT = Size(contiguous=8000, paged=2000, drawn=2400, beams=1000, blocks=600, groups=15, requests=120)
+SHORT = Size(contiguous=8000, paged=4000, drawn=2400, beams=1000, blocks=600, groups=15, requests=120)
 _WARM = {SHAREGPT.name: 1000, ALPACA.name: 300}
 
 

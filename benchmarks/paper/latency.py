@@ -87,10 +87,10 @@ class Chunking(NamedTuple):
 
 
 def chunking(max_num_batched_tokens: int, seed: int, num_short: int = 160) -> Chunking:
-    """Short chats, and one prompt in eight of 2,000 tokens, at random times."""
+    """Short chats, and one prompt in eight of 2,000 tokens, 12.5 a second at random times."""
     r, ms, coming = random.Random(seed), 0.0, []
     for index in range(num_short):
-        ms += r.expovariate(1 / 150)
+        ms += r.expovariate(1 / 80)
         length, output = (LONG, 16) if index % 8 == 7 else (SHORT, 96)
         coming.append(Arrival(ms, tuple(r.choices(_VOCAB, k=length)), output))
     told = simulate(coming, max_num_batched_tokens, prefix_caching=False)

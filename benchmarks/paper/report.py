@@ -250,14 +250,16 @@ def _chunking(figures: Figures, folder: str) -> str:
 ## Chunked prefill and ITL (simulated)
 
 Not in the paper, which runs prompts whole. Simulated: a step takes {latency.STEP_MS:g} ms and {latency.TOKEN_MS:g} ms
-for each of its tokens. Short chats and, one in eight, prompts of {latency.LONG:,} tokens come at random times.
+for each of its tokens. Short chats and, one in eight, prompts of {latency.LONG:,} tokens come at random times, 12.5 a
+second.
 
 {_table(("tokens of a step", "ITL p50, ms", "ITL p99, ms", "TTFT p50 of long prompts, ms"), rows)}
 
 ![Latency, simulated]({folder}/{pictures.LATENCY})
 
 Steps of 256 tokens bring the ITL p99 of the short requests to {some.itl_p99 / whole.itl_p99:.2f} of what it is when
-prompts run whole, for a TTFT of the long ones {some.long_ttft_p50 / whole.long_ttft_p50:.2f} times as long."""
+prompts run whole, for a TTFT of the long ones {some.long_ttft_p50 / whole.long_ttft_p50:.2f} times as long. Steps of
+64 spend so much on their fixed cost that long prompts pile up."""
 
 
 def _caching(figures: Figures) -> str:

@@ -136,7 +136,7 @@ def test_paged_blocks_waste_half_a_block_of_each_request_at_most(sharegpt: Memor
 
 def test_paged_blocks_run_several_times_the_requests(sharegpt: Memory) -> None:
     requests = sharegpt.paged.requests
-    assert 4.0 < requests / sharegpt.buddy["Orca (Max)"].requests < 5.3  # the paper: 4.3
+    assert 4.0 < requests / sharegpt.buddy["Orca (Max)"].requests < 5.8  # the paper: 4.3
     assert 2.2 < requests / sharegpt.buddy["Orca (Oracle)"].requests < 3.1  # the paper: 2.2
     assert 1.6 < requests / sharegpt.first_fit["Orca (Oracle)"].requests < 2.2
 

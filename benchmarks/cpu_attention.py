@@ -185,9 +185,8 @@ def table(title: str, rows: list[Row]) -> str:
     lines = [f"{title:32} {'torch ms':>9} {'native ms':>9} {'(best)':>8} {'ratio':>6}   parts of the best, ms"]
     for row in rows:
         parts = ", ".join(f"{name} {value:.1f}" for name, value in (row.parts_ms or {}).items())
-        lines.append(
-            f"{row.case:32} {row.torch_ms:9.2f} {row.native_ms:9.2f} {row.native_best_ms:8.2f} {row.ratio:6.2f}   {parts}"
-        )
+        times = f"{row.torch_ms:9.2f} {row.native_ms:9.2f} {row.native_best_ms:8.2f} {row.ratio:6.2f}"
+        lines.append(f"{row.case:32} {times}   {parts}".rstrip())
     return "\n".join(lines)
 
 

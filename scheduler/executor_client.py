@@ -251,4 +251,7 @@ def _description(d: pb.DescribeResponse) -> Description:
 
 
 def _reason(error: grpc.aio.AioRpcError) -> str:
-    return f"{error.code().name}: {error.details()}"
+    details = error.details() or ""
+    if details.endswith("Connection refused"):
+        return "connection refused"  # the usual case, which gRPC tells in 150 characters
+    return f"{error.code().name}: {details}"

@@ -54,5 +54,5 @@ async def test_drain_of_an_executor_names_it(capsys: pytest.CaptureFixture[str])
         assert await run(running, "drain", "here:1") == 0
         with pytest.raises(Failure, match="no executor 'there:2' has joined; there are here:1"):
             await run(running, "drain", "there:2")
-    assert "executor i1 drains\n" in capsys.readouterr().out
+    assert "executor here:1 drains\n" in capsys.readouterr().out
     assert running.engine.drained_executors == ["here:1"]

@@ -30,6 +30,8 @@ def failure(error: OctavoError, address: str) -> Failure:
             return Failure(f"no server at {address}; start one with `octavo serve`")
         case ServerUnavailable() if "Socket closed" in str(error) or "Connection reset" in str(error):
             return Failure(f"the server at {address} went away")
+        case ServerUnavailable() if "none has joined yet" in str(error):
+            return Failure(f"{error}; its model may still be loading: try again, or see `octavo load`")
         case InvalidRequest():
             return Failure(str(error), ExitCode.USAGE)
         case QueueFull():

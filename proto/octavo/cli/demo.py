@@ -56,7 +56,7 @@ class Answer:
     def _stream(self) -> int:
         request: GenerateOptions = {"max_tokens": self._max_tokens, "temperature": 0}
         request["chat" if self._client.model().has_chat_template else "text"] = self._prompt
-        answer = Timed(self._client.generate(**request))
+        answer = Timed(self._client.generate(**request), tells_of_waiting=False)
         print_text(answer)
         say(answer.summary)
         return answer.tell_failures()

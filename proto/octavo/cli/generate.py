@@ -16,6 +16,8 @@ def generate(options: Namespace) -> int:
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     if not prompt.strip():
         raise Failure("the prompt is empty", ExitCode.USAGE)
+    if options.logprobs is not None and not options.json:
+        raise Failure("--logprobs is printed with --json only", ExitCode.USAGE)
     with connected(options.server, options.timeout) as client:
         request: GenerateOptions = {**sampling_of(options), **_prompt(client, options, prompt)}
         answer = Timed(client.generate(**request))

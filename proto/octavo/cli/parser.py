@@ -19,6 +19,7 @@ exit codes:
   0    done
   1    it failed; one sentence on stderr says why
   2    a wrong flag or value
+  3    `octavo scheduler --exit-on-executor-loss` alone: the executor is gone
   130  interrupted
 """
 
@@ -58,6 +59,8 @@ def build_parser(version: str) -> ArgumentParser:
     generate.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
     generate.add_argument("--n", type=positive, metavar="N", help="outputs to draw")
     generate.add_argument("--beam-width", type=positive, metavar="N", help="beam search with N hypotheses")
+    generate.add_argument("--tenant", metavar="NAME", help="whose request it is; absent: the tenant `default`")
+    generate.add_argument("--priority", type=int, metavar="N", help="smaller is served first; default 0")
     generate.add_argument("--logprobs", type=natural, metavar="K", help="with --json: report K alternatives a token")
     generate.add_argument("--json", action="store_true", help="one JSON object a line for each event")
 

@@ -1,4 +1,4 @@
-"""The sampling flags of a command as arguments of a request; what the user did not say is left to the model."""
+"""The flags of a command that say how to run a request, as its arguments; what is absent is left to the model."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ _NAMES = (
     "n",
     "beam_width",
     "logprobs",
+    "tenant",
+    "priority",
 )
 
 

@@ -35,7 +35,7 @@ def show_load(options: Namespace) -> int:
 def drain(options: Namespace) -> int:
     with connected(options.server, options.timeout) as client:
         incarnation = client.drain(options.executor)
-    write("the scheduler drains\n" if incarnation is None else f"executor {incarnation} drains\n")
+    write("the scheduler drains\n" if incarnation is None else f"executor {options.executor} drains\n")
     return ExitCode.OK
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+import uuid
 from argparse import Namespace
 from collections.abc import Generator, Iterator
 
@@ -64,7 +65,9 @@ def chat(options: Namespace) -> int:
 def _answer(client: Client, conversation: Conversation, question: str, sampling: GenerateOptions) -> None:
     """Streams the answer and adds both to the history; a question that was refused is forgotten."""
     spoken: list[str] = []
-    asked: GenerateOptions = {**sampling, "chat": [*conversation.messages, ("user", question)]}
+    request_id = uuid.uuid4().hex
+    messages = [*conversation.messages, ("user", question)]
+    asked: GenerateOptions = {**sampling, "chat": messages, "request_id": request_id}
     events = client.generate(**asked)
     answer = Timed(_overheard(events, spoken))
     try:
@@ -72,6 +75,9 @@ def _answer(client: Client, conversation: Conversation, question: str, sampling:
         say(answer.summary)
         answer.tell_failures()
     except KeyboardInterrupt:
+        with contextlib.suppress(OctavoError):
+            # The interrupt may have come while the call was being made, which is then nobody's to cancel.
+            client.abort(request_id, tenant=sampling.get("tenant"))
         write("\n")
         say("stopped")
     except OctavoError as error:

@@ -55,7 +55,7 @@ def main() -> int:
     try:
         return int(uvloop.run(run()))
     except CannotListen as error:
-        print(error, file=sys.stderr)
+        print(f"octavo scheduler: {error}", file=sys.stderr)
         return int(ExitCode.FAILURE)
 
 

@@ -163,5 +163,7 @@ def test_stopping_children_that_have_ended_waits_for_nothing() -> None:
 
 def test_without_torch_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(Failure, match=r"the executor needs torch, which is not installed: pip install 'octavo\[cpu\]'"):
+    with pytest.raises(
+        Failure, match=r"the executor needs torch, which is not installed: pip install -e '\.\[cpu\]' in"
+    ):
         require_torch()

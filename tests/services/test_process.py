@@ -95,7 +95,8 @@ def test_a_port_that_is_taken_is_one_sentence_and_exit_code_1(start: Start) -> N
     lines = [line for line in err.splitlines() if not line.startswith(("E0000", "E1", "I1", "WARNING"))]
     assert process.returncode == 1
     assert lines == [
-        f"cannot listen on 127.0.0.1:{taken_port(process)}: the port is taken, or the address is not this machine's"
+        f"octavo scheduler: cannot listen on 127.0.0.1:{taken_port(process)}: "
+        "the port is taken, or the address is not this machine's"
     ]
 
 

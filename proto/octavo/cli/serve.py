@@ -99,7 +99,7 @@ def plan_of(options: Namespace) -> Plan:
 def require_torch() -> None:
     """Raises Failure where the executor could not run at all."""
     if importlib.util.find_spec("torch") is None:
-        raise Failure("the executor needs torch, which is not installed: pip install 'octavo[cpu]'")
+        raise Failure("the executor needs torch, which is not installed: pip install -e '.[cpu]' in the checkout")
 
 
 def module(name: str, *arguments: str) -> list[str]:

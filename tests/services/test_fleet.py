@@ -121,7 +121,7 @@ async def test_one_that_is_not_there_yet_is_joined_when_it_is() -> None:
     late = LocalExecutor()
     async with following() as running:
         running.addresses.set(gone.address)
-        await until(lambda: (running.state(gone.address) or ("", ""))[1].startswith("UNAVAILABLE"))
+        await until(lambda: (running.state(gone.address) or ("", ""))[1] == "connection refused")
         await late.start(gone.port)
         await until(lambda: list(running.fleet.members) == [late.incarnation])
         await late.kill()

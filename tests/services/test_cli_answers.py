@@ -62,7 +62,7 @@ async def test_an_error_in_a_stream_is_told_on_a_line_of_its_own(capsys: pytest.
     async with serving(FakeEngine(script=script)) as running:
         with pytest.raises(Failure, match=r"not done within 0\.5 s"):
             await run(running, "Hi", "--timeout=0.5")
-    assert "\nHello\n" in capsys.readouterr().out
+    assert "Hello\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("decode_seconds", "has_rate"), [(0.0, True), (60.0, False)])

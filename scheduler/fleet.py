@@ -262,11 +262,13 @@ class Fleet:
             reason = self._tell_fault(member, error)
         else:
             raise AssertionError("a session ends with its reason")
-        del self.members[member.incarnation], self._owners[member.incarnation]
-        self._note_limits()
-        await member.session.close()
-        self._set_state(member.address, ExecutorState.LOST, reason, member.incarnation)
-        self._handler.left(member, reason)
+        try:
+            del self.members[member.incarnation], self._owners[member.incarnation]
+            self._note_limits()
+            self._set_state(member.address, ExecutorState.LOST, reason, member.incarnation)
+            self._handler.left(member, reason)
+        finally:
+            await member.session.close()
 
     def give_up(self, member: Member, error: Exception) -> None:
         """A fault of ours outside of the handler's calls: its session ends, and `left` follows."""

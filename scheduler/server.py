@@ -119,7 +119,11 @@ class Server:
         stop = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({engine, stop, readiness}, return_when=asyncio.FIRST_COMPLETED)
-            code = await (self._drain() if stop.done() else self._fail(engine, readiness))
+            code = ExitCode.OK
+            if not (engine.done() or readiness.done()):
+                await self._drain()
+            if engine.done() or readiness.done():  # or meanwhile: a loss is told, whoever asked to stop
+                code = await self._fail(engine, readiness)
         finally:
             for task in (pace, readiness, engine, stop):
                 task.cancel()
@@ -129,7 +133,7 @@ class Server:
         self._log.info("stopped", code=int(code))
         return code
 
-    async def _drain(self) -> ExitCode:
+    async def _drain(self) -> None:
         self._log.info("draining", grace_seconds=self._config.grace_period)
         self._service.drain()
         await self._readiness.update()
@@ -137,7 +141,6 @@ class Server:
             self._log.warning("grace_period_over")
             self._service.abort_all()
             await self._idle_within(LAST_WORDS_SECONDS)
-        return ExitCode.OK
 
     async def _fail(self, engine: asyncio.Task[None], readiness: asyncio.Task[None]) -> ExitCode:
         """The engine is gone, and has ended its streams with the reason; or a task died of a fault of ours."""

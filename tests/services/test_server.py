@@ -145,6 +145,17 @@ async def test_the_loss_of_the_only_executor_ends_streams_with_the_reason_and_th
     assert await running.over is ExitCode.EXECUTOR_LOST
 
 
+async def test_a_loss_while_it_drains_is_told_all_the_same(running: Running) -> None:
+    call = running.stub.Generate(make_request())
+    await call.read()
+    await until(lambda: running.engine.failure is not None)
+    running.server.stop()
+    await wait_for_health(running, NOT_SERVING)
+    running.engine.fail(ExecutorLost("no heartbeat for 2 s"))
+    assert "no heartbeat for 2 s" in finished_of(await rest(call))[0].error
+    assert await running.over is ExitCode.EXECUTOR_LOST
+
+
 async def test_a_port_that_is_taken_is_one_sentence(running: Running) -> None:
     other = Server(SchedulerConfig(executors=("fake:1",), port=running.server.port), FakeEngine())
     with pytest.raises(CannotListen, match=rf"cannot listen on 127.0.0.1:{running.server.port}: the port is taken"):

@@ -126,17 +126,19 @@ class Processes:
         """Sends a signal; a child that is gone is left in peace."""
         self._children[name].send_signal(number)
 
-    def stop(self, patience: float) -> Iterator[Event]:
+    def stop(self, patience: float, unasked: float = 0.0) -> Iterator[Event]:
         """Stops what runs, the last started first, and yields the events meanwhile.
 
-        Each child is asked by SIGTERM and has `patience` seconds. A second SIGTERM, and two seconds later SIGKILL,
+        Each child has `unasked` seconds to end of itself, is asked by SIGTERM then and has `patience` seconds. A second SIGTERM, and two seconds later SIGKILL,
         follow after that, or as soon as a `Signalled` comes: who asks twice does not want to wait.
         """
         for name in reversed(self.running):
             if name in self._gone:  # since the loop began
                 continue
-            for number, seconds in ((signal.SIGTERM, patience), (signal.SIGTERM, 2.0), (signal.SIGKILL, None)):
-                self.signal(name, number)
+            asked = ((signal.SIGTERM, patience), (signal.SIGTERM, 2.0), (signal.SIGKILL, None))
+            for number, seconds in ((None, unasked), *asked):
+                if number is not None:
+                    self.signal(name, number)
                 if (yield from self._events_until_exit(name, seconds)):
                     break
 

@@ -163,14 +163,15 @@ def _run_until_over(
             case Signalled():
                 return _stop(processes, plan.grace + _MARGIN, work.stop())
             case Exited() as loss:
-                _stop(processes, _LOSS_PATIENCE, ExitCode.FAILURE)
+                ends_of_itself = is_ready and loss.child == "executor"  # the scheduler does then, and says why
+                _stop(processes, _LOSS_PATIENCE, ExitCode.FAILURE, _LOSS_PATIENCE if ends_of_itself else 0.0)
                 words = _words(loss)  # last, where a reader looks first
                 say(f"the server has stopped: {words}" if is_ready else f"the server did not start: {words}")
                 return ExitCode.USAGE if loss.code == ExitCode.USAGE else ExitCode.FAILURE
 
 
-def _stop(processes: Processes, patience: float, code: int) -> int:
-    for event in processes.stop(patience):
+def _stop(processes: Processes, patience: float, code: int, unasked: float = 0.0) -> int:
+    for event in processes.stop(patience, unasked):
         match event:
             case Logged(text=text):
                 relay(text)

@@ -12,7 +12,7 @@ from tests.chaos.processes import running_farm
 from tests.chaos.simulated import create_simulated_farm
 
 COUNT = 1500
-QUEUE = 200
+QUEUE = 20
 
 
 async def outcome(client: AsyncClient, number: int) -> str:
@@ -24,7 +24,7 @@ async def outcome(client: AsyncClient, number: int) -> str:
 
 
 async def test_a_burst_is_queued_or_refused_with_a_reason(tmp_path: Path) -> None:
-    farm = create_simulated_farm(tmp_path, 1, step_ms=100, scheduler_flags=(f"--max-queue-requests={QUEUE}",))
+    farm = create_simulated_farm(tmp_path, 1, step_ms=1000, scheduler_flags=(f"--max-queue-requests={QUEUE}",))
     async with running_farm(farm) as client:
         outcomes = Counter(await asyncio.gather(*(outcome(client, number) for number in range(COUNT))))
     assert outcomes.keys() == {"served", "refused"}

@@ -129,8 +129,9 @@ class Processes:
     def stop(self, patience: float, unasked: float = 0.0) -> Iterator[Event]:
         """Stops what runs, the last started first, and yields the events meanwhile.
 
-        Each child has `unasked` seconds to end of itself, is asked by SIGTERM then and has `patience` seconds. A second SIGTERM, and two seconds later SIGKILL,
-        follow after that, or as soon as a `Signalled` comes: who asks twice does not want to wait.
+        Each child has `unasked` seconds to end of itself, is asked by SIGTERM then and has `patience` seconds. A second
+        SIGTERM, and two seconds later SIGKILL, follow after that, or as soon as a `Signalled` comes: who asks twice
+        does not want to wait.
         """
         for name in reversed(self.running):
             if name in self._gone:  # since the loop began

@@ -19,7 +19,7 @@ A row with NaN or +inf, or with no token left, is an error of that draw alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,6 +38,10 @@ _LIKELY = np.float32(2.0**-14)  # tokens no less likely than this, against the b
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
+
+# rows [n, vocab] -> the ids of their largest values [n], of equal ones the lowest, and the values [n], NaN where a row
+# holds one.
+Largest = Callable[[Floats], tuple[Ints, Floats]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,24 +107,26 @@ class SamplerOutput:
     errors: dict[int, str] = field(default_factory=dict)
 
 
-def sample(logits: torch.Tensor, batch: SamplingBatch) -> SamplerOutput:
+def sample(logits: torch.Tensor, batch: SamplingBatch, largest: Largest | None = None) -> SamplerOutput:
     """logits [num_rows, vocab] float32 on the CPU, left as they are.
 
-    In numpy and on one thread: a step's sampling is a few passes over some megabytes, and waking threads for each costs
-    more, above all where another process wants the cores.
+    `largest` is all that greedy rows need; a backend may have a faster one. The rest is numpy on one thread: a step's
+    sampling is a few passes over some megabytes, and waking threads for each costs more, above all where another
+    process wants the cores.
     """
     num_draws = len(batch)
     output = SamplerOutput(np.zeros(num_draws, np.int64))
     if num_draws == 0:
         return output
     rows = logits.numpy()
+    largest = largest or _largest
     if batch.adjusted.size == 0:
-        _draw_into(output, _rows(rows, batch, None), batch, None, NON_FINITE)
+        _draw_into(output, _rows(rows, batch, None), batch, None, NON_FINITE, largest)
     else:
         plain = np.setdiff1d(np.arange(num_draws), batch.adjusted, assume_unique=True)
         if plain.size:
-            _draw_into(output, _rows(rows, batch, plain), batch, plain, NON_FINITE)
-        _sample_adjusted(output, rows, batch)
+            _draw_into(output, _rows(rows, batch, plain), batch, plain, NON_FINITE, largest)
+        _sample_adjusted(output, rows, batch, largest)
     _report(output, rows, batch)
     return output
 
@@ -144,12 +150,12 @@ def _rows(rows: Floats, batch: SamplingBatch, draws: Ints | None) -> Floats:
     return rows if wanted is None else rows[wanted]
 
 
-def _sample_adjusted(output: SamplerOutput, logits: Floats, batch: SamplingBatch) -> None:
+def _sample_adjusted(output: SamplerOutput, logits: Floats, batch: SamplingBatch, largest: Largest) -> None:
     assert batch.adjustments is not None
     rows = _rows(logits, batch, batch.adjusted)
-    finite = np.isfinite(rows.max(axis=1))
+    finite = np.isfinite(largest(rows)[1])
     _adjust(rows, batch.adjusted, batch.adjustments)
-    _draw_into(output, rows, batch, batch.adjusted, NO_TOKEN_LEFT)
+    _draw_into(output, rows, batch, batch.adjusted, NO_TOKEN_LEFT, largest)
     for draw in batch.adjusted[~finite].tolist():
         output.token_ids[draw] = 0
         output.errors[draw] = NON_FINITE
@@ -203,10 +209,11 @@ def _finite(values: Floats, before: Floats) -> Floats:
     return kept
 
 
-def _draw_into(output: SamplerOutput, rows: Floats, batch: SamplingBatch, draws: Ints | None, error: str) -> None:
+def _draw_into(
+    output: SamplerOutput, rows: Floats, batch: SamplingBatch, draws: Ints | None, error: str, largest: Largest
+) -> None:
     """Draws from rows [n, vocab]; `draws` [n] says whose they are, None means all in order."""
-    best = rows.argmax(axis=1)  # the first of equal ones; the place of a NaN, if there is one
-    maxima = rows[np.arange(len(rows)), best]
+    best, maxima = largest(rows)
     finite = np.isfinite(maxima)
     temperature = batch.temperature if draws is None else batch.temperature[draws]
     random = np.flatnonzero(finite & (temperature > 0))
@@ -223,6 +230,11 @@ def _draw_into(output: SamplerOutput, rows: Floats, batch: SamplingBatch, draws:
         output.token_ids[:] = tokens
     else:
         output.token_ids[draws] = tokens
+
+
+def _largest(rows: Floats) -> tuple[Ints, Floats]:
+    best: Ints = rows.argmax(axis=1)  # the place of a NaN, if there is one
+    return best, rows[np.arange(len(rows)), best]
 
 
 def _draw_random(rows: Floats, maxima: Floats, batch: SamplingBatch, draws: Ints) -> Ints:

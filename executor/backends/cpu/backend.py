@@ -155,7 +155,7 @@ class CpuBackend:
             self.cache.copy_blocks(sources, destinations)
 
     def sample(self, logits: torch.Tensor, batch: sampler.SamplingBatch) -> sampler.SamplerOutput:
-        return sampler.sample(logits, batch)
+        return sampler.sample(logits, batch, None if self._native is None else self._native.largest)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         if self.deterministic:

@@ -1,11 +1,13 @@
-"""RMS norm, SiLU times up, and RoPE with the K/V write, against the same in float64 or plain torch."""
+"""RMS norm, SiLU times up, RoPE with the K/V write, and the largest of a row, against float64, torch or numpy."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from executor.backends.cpu.backend import CpuBackend
+from executor.backends.cpu.native.kernels import load_kernels
 from executor.backends.cpu.native.library import Level
 from tests.executor.native.factories import LEVELS, TOLERANCES, Shape, Span, Step
 
@@ -83,6 +85,28 @@ def test_rope_rotates_q_and_k_and_writes_the_cache(
         close(by_slot[written], expected_by_slot[written])
         untouched = by_slot[~written], expected_by_slot[~written]
         assert torch.equal(untouched[0].nan_to_num(7), untouched[1].nan_to_num(7))
+
+
+@every_level
+@pytest.mark.parametrize("size", [1, 3, 16, 65, 2048, 2049, 49152])
+def test_the_largest_of_a_row_is_the_first_of_equal_ones(level: Level, size: int) -> None:
+    r = np.random.default_rng(size)
+    rows = r.integers(-9, 9, (40, size)).astype(np.float32)
+    rows[0], rows[1], rows[2] = -np.inf, np.where(r.random(size) < 0.5, 0.0, -0.0), -1
+    rows[3, size // 2] = np.inf
+    rows[4], rows[4, -1] = -np.inf, 2
+    places, values = load_kernels(torch.float32, level).largest(rows)
+    assert places.tolist() == rows.argmax(axis=1).tolist()
+    assert values.tolist() == rows.max(axis=1).tolist()
+
+
+@every_level
+@pytest.mark.parametrize("place", [0, 1, 17, 2047, 2048, 4999])
+def test_a_row_with_a_nan_has_no_largest(level: Level, place: int) -> None:
+    rows = np.arange(15000, dtype=np.float32).reshape(3, 5000)
+    rows[1, place] = np.nan
+    _, values = load_kernels(torch.float32, level).largest(rows)
+    assert np.isnan(values).tolist() == [False, True, False]
 
 
 @every_level

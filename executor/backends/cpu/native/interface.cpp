@@ -171,6 +171,11 @@ EXPORT void octavo_norm(const Runtime* runtime, const NormArguments* arguments) 
     for_rows(*runtime, arguments->num_rows, arguments->size, [&](int row) { level.norm(*arguments, row); });
 }
 
+EXPORT void octavo_largest(const Runtime* runtime, const LargestArguments* arguments) {
+    const Kernels& level = kernels(*runtime);
+    for_rows(*runtime, arguments->num_rows, arguments->size, [&](int row) { level.largest(*arguments, row); });
+}
+
 EXPORT void octavo_silu_mul(const Runtime* runtime, const SiluArguments* arguments) {
     const Kernels& level = kernels(*runtime);
     for_rows(*runtime, arguments->num_rows, arguments->size, [&](int row) { level.silu(*arguments, row); });

@@ -86,6 +86,14 @@ struct SiluArguments {
     void* out;            // [num_rows, size]
 };
 
+struct LargestArguments {
+    int32_t num_rows;
+    int32_t size;
+    const float* rows;  // [num_rows, size]
+    int64_t* places;    // [num_rows]: of the largest, of equal ones the first
+    float* values;      // [num_rows]: the largest; NaN where the row holds one, and the place is then any
+};
+
 constexpr int kMaxHeadSize = 256;
 constexpr int kMaxRows = 48;  // query rows that share one pass over the keys; also the most heads of one K/V head
 constexpr int kTile = 64;     // keys per pass
@@ -117,6 +125,7 @@ struct Kernels {
     void (*rope)(const Batch&, const Cache&, const RopeArguments&, int token);
     void (*norm)(const NormArguments&, int row);
     void (*silu)(const SiluArguments&, int row);
+    void (*largest)(const LargestArguments&, int row);
 };
 
 const Kernels& baseline_kernels();

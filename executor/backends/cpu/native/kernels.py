@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ctypes import byref
 
+import numpy as np
 import torch
 
 from executor.backends.base import AttentionMetadata, KVCacheSpec
@@ -16,6 +17,7 @@ from executor.backends.cpu.native.library import (
     Batch,
     Cache,
     Format,
+    LargestArguments,
     Level,
     Library,
     NoLibrary,
@@ -25,6 +27,7 @@ from executor.backends.cpu.native.library import (
     SiluArguments,
     open_library,
 )
+from executor.sampler import Floats, Ints
 
 FORMATS = {torch.float32: Format.FLOAT32, torch.bfloat16: Format.BFLOAT16}
 BLOCK_UNIT = 16  # keys that lie in one block for certain
@@ -127,6 +130,16 @@ class NativeKernels:
         arguments = SiluArguments(self._format, len(gate_up), size, gate_up.data_ptr(), out.data_ptr())
         self._calls.octavo_silu_mul(byref(self._threads()), byref(arguments))
         return out
+
+    def largest(self, rows: Floats) -> tuple[Ints, Floats]:
+        """rows [n, size] float32 -> see `executor.sampler.Largest`."""
+        rows = np.ascontiguousarray(rows)
+        places, values = np.empty(len(rows), np.int64), np.empty(len(rows), np.float32)
+        arguments = LargestArguments(
+            rows.shape[0], rows.shape[1], rows.ctypes.data, places.ctypes.data, values.ctypes.data
+        )
+        self._calls.octavo_largest(byref(self._threads()), byref(arguments))
+        return places, values
 
     def layer(self, spec: KVCacheSpec, keys: torch.Tensor, values: torch.Tensor) -> Cache:
         """One layer of a cache that `serves` accepts; the tensors must outlive it."""

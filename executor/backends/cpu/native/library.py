@@ -110,6 +110,16 @@ class SiluArguments(ctypes.Structure):
     )
 
 
+class LargestArguments(ctypes.Structure):
+    _fields_ = (
+        ("num_rows", ctypes.c_int32),
+        ("size", ctypes.c_int32),
+        ("rows", ctypes.c_void_p),
+        ("places", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Library:
     """The library, opened."""
@@ -136,6 +146,7 @@ def open_library() -> Library:
         ("octavo_rope", (Runtime, Batch, Cache, RopeArguments)),
         ("octavo_norm", (Runtime, NormArguments)),
         ("octavo_silu_mul", (Runtime, SiluArguments)),
+        ("octavo_largest", (Runtime, LargestArguments)),
     ):
         call = calls[name]
         call.argtypes = tuple(ctypes.POINTER(argument) for argument in arguments)

@@ -21,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import grpc
@@ -31,7 +31,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from octavo.client import AsyncClient, Delta
 
 from scheduler.config import SchedulerConfig
-from scheduler.core.plan import BatchPlan, StepResult
+from scheduler.core.plan import BatchPlan, StepResult, TokenEvent
 from scheduler.core.request import SamplingParams
 from scheduler.engine import Engine, EngineConfig
 from scheduler.executor_client import ExecutorSession
@@ -97,11 +97,11 @@ class Stopwatch:
             self._sent[plan.step_id] = (len(plan.row_sequences), time.perf_counter())
             send(plan)
 
-        def timed_take(member: Member, result: StepResult) -> None:
+        def timed_take(member: Member, result: StepResult) -> Sequence[TokenEvent]:
             rows, sent = self._sent.pop(result.step_id)
             assert result.timings is not None
             self.steps.append((rows, time.perf_counter() - sent, result.timings.forward_ns / 1e9))
-            take(member, result)
+            return take(member, result)
 
         session.send = timed_send  # type: ignore[method-assign]
         engine.answered = timed_take  # type: ignore[method-assign]

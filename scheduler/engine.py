@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -212,11 +212,14 @@ class Engine:
         self._drop_hopeless()
         self._pump_soon()
 
-    def answered(self, member: Member, result: StepResult) -> None:
-        now = time.monotonic()
+    def answered(self, member: Member, result: StepResult) -> Sequence[TokenEvent]:
         events = member.core.update(result)
         self._hand_over(member)
-        self._plan(member)  # first: the executor must not wait for what clients are told
+        self._plan(member)
+        return events
+
+    def tell(self, events: Sequence[TokenEvent]) -> None:
+        now = time.monotonic()
         for event in events:
             self._tell(event, now)
 

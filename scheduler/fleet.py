@@ -2,7 +2,7 @@
 
 One task follows each address: describe, compare with the reference, open a session, hand over what comes, and begin
 again when it ends. Executors are told apart by incarnation, so two names of one executor join once. It knows nothing of
-requests; what members say goes to a `Handler`, synchronously and in order.
+requests; what members say goes to a `Handler`, in order.
 Invariant: a member is in `members` from the handler's `joined` to its `left`.
 """
 
@@ -12,14 +12,14 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import structlog
 
 from scheduler.core.config import CoreConfig
-from scheduler.core.plan import StepResult
+from scheduler.core.plan import StepResult, TokenEvent
 from scheduler.core.scheduler import ProtocolError, Scheduler
 from scheduler.discovery import Discovery
 from scheduler.executor_client import (
@@ -70,8 +70,12 @@ class Handler(Protocol):
 
     def joined(self, member: Member) -> None: ...
 
-    def answered(self, member: Member, result: StepResult) -> None:
-        """Raises ProtocolError for a result that answers no plan: the member is lost then."""
+    def answered(self, member: Member, result: StepResult) -> Sequence[TokenEvent]:
+        """Plans what comes next, and returns what is to be told. Raises ProtocolError for a result that answers no
+        plan: the member is lost then."""
+
+    def tell(self, events: Sequence[TokenEvent]) -> None:
+        """The plans are on their way: the executor does not wait for what clients are told."""
 
     def drains(self, member: Member) -> None: ...
 
@@ -251,7 +255,9 @@ class Fleet:
             async for answer in member.session.receive():
                 if isinstance(answer, StepResult):
                     member.last_answer = time.monotonic()
-                    self._handler.answered(member, answer)
+                    events = self._handler.answered(member, answer)
+                    await asyncio.sleep(0)  # the session's writer has its turn
+                    self._handler.tell(events)
                 else:
                     self.drain(member, f"it stops within {answer.grace_seconds:g} s")
         except ExecutorGone as error:

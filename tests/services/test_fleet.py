@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
-from scheduler.core.plan import StepResult
+from scheduler.core.plan import StepResult, TokenEvent
 from scheduler.executor_client import Description, ExecutorClient
 from scheduler.fleet import Fleet, FleetConfig, Member
 from scheduler.outputs import ExecutorState
@@ -46,7 +46,10 @@ class Diary:
     def joined(self, member: Member) -> None:
         self.entries.append(("joined", member.incarnation))
 
-    def answered(self, member: Member, result: StepResult) -> None:
+    def answered(self, member: Member, result: StepResult) -> Sequence[TokenEvent]:
+        raise AssertionError("nobody sent a plan")
+
+    def tell(self, events: Sequence[TokenEvent]) -> None:
         raise AssertionError("nobody sent a plan")
 
     def drains(self, member: Member) -> None:

@@ -13,6 +13,16 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
 
 
+@pytest.fixture
+def no_logs() -> Iterator[None]:
+    """For tests of what a command prints, where the server runs in the same process and would print its log between."""
+    import structlog
+
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    yield
+    structlog.reset_defaults()
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
     """The address of a server of the demo model in float32: both processes, as `octavo serve` starts them."""

@@ -22,6 +22,8 @@ from scheduler.outputs import EndReason
 from tests.services.fake_engine import FakeEngine, FakeTicket, hang
 from tests.services.harness import Running, serving, until
 
+pytestmark = pytest.mark.usefixtures("no_logs")
+
 SMALL = ("--prompt-tokens", "8", "--output-tokens", "4", "--warmup", "0")
 
 
@@ -37,18 +39,13 @@ def fail(ticket: FakeTicket) -> None:
     ticket.end_all(EndReason.ERROR, error="non-finite logits")
 
 
-def printed(capsys: pytest.CaptureFixture[str]) -> str:
-    """On stdout, without the log of the server, which runs in the same process."""
-    return re.sub(r"^\d{4}-\d\d-.*\n", "", capsys.readouterr().out, flags=re.MULTILINE)
-
-
 async def run(running: Running, *words: str) -> int:
     return await measure(build_parser("0").parse_args(["bench", *words, "--server", running.address]))
 
 
 async def run_json(running: Running, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
     assert await run(running, *words, "--json") == 0
-    found = json.loads(printed(capsys))
+    found = json.loads(capsys.readouterr().out)
     assert isinstance(found, dict)
     return found
 
@@ -103,7 +100,7 @@ async def test_json_tells_throughput_and_latencies(capsys: pytest.CaptureFixture
 async def test_the_table_has_a_line_for_each_figure(capsys: pytest.CaptureFixture[str]) -> None:
     async with serving(FakeEngine(script=one_by_one)) as running:
         assert await run(running, *SMALL, "--requests", "3", "--slo-itl-ms", "60000") == 0
-    out = printed(capsys)
+    out = capsys.readouterr().out
     names = [line[:17].strip() for line in out.splitlines() if line]
     assert names == [
         *("server", "workload", "time", "requests", "output tokens/s", "total tokens/s"),

@@ -15,6 +15,8 @@ from tests.services.fake_engine import FakeEngine, FakeTicket, hang, text_ids
 from tests.services.fake_engine import answer as answering
 from tests.services.harness import Running, serving, until
 
+pytestmark = pytest.mark.usefixtures("no_logs")
+
 
 async def run(running: Running, *words: str) -> int:
     options = build_parser("0").parse_args(["generate", "--raw", *words, "--server", running.address])
@@ -62,7 +64,7 @@ async def test_an_error_in_a_stream_is_told_on_a_line_of_its_own(capsys: pytest.
     async with serving(FakeEngine(script=script)) as running:
         with pytest.raises(Failure, match=r"not done within 2 s"):
             await run(running, "Hi", "--timeout=2")
-    assert "Hello\n" in capsys.readouterr().out
+    assert capsys.readouterr().out == "Hello\n"
 
 
 @pytest.mark.parametrize(("decode_seconds", "has_rate"), [(0.0, True), (60.0, False)])

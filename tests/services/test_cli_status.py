@@ -14,6 +14,8 @@ from scheduler.server import ExitCode
 from tests.services.fake_engine import FakeEngine, hang
 from tests.services.harness import Running, serving, until
 
+pytestmark = pytest.mark.usefixtures("no_logs")
+
 
 async def run(running: Running, *words: str) -> int:
     options = build_parser("0").parse_args([*words, "--server", running.address])

@@ -62,12 +62,14 @@ class Readiness(Generic[TicketT]):
             why = await self._why_not_ready()
             if why == self._why:
                 return
-            self._why = why
+            was_ready, self._why = self._why is None, why
             await self._publish()
             if why is None:
                 self._log.info("ready", model=self._engine.model.name if self._engine.model else None)
             else:
-                self._log.warning("not_ready", why=why)
+                # A start and a drain are in order; what was ready and no longer is, is not.
+                log = self._log.warning if was_ready and not self._service.draining else self._log.info
+                log("not_ready", why=why)
 
     async def _why_not_ready(self) -> str | None:
         if self._service.draining:

@@ -87,6 +87,7 @@ class Engine:
         self._changed = asyncio.Event()
         self._pump_due = False
         self._refused: _Job | None = None  # the head of the queue, when nobody could take it
+        self._last_admission = 0.0  # when a request went from the queue to a core
         self._log = structlog.get_logger("engine")
 
     # What the service asks and says (scheduler/outputs.py, ServingEngine).
@@ -186,6 +187,11 @@ class Engine:
                     f"executor {member.address} answered no step for {idle:.0f} s; {member.core.num_running} sequences "
                     f"run, {member.core.num_waiting} wait, {member.core.num_in_flight} plans are in flight"
                 )
+        head, accepting = self._queue.peek(), self._fleet.accepting
+        if head is not None and accepting and not any(member.core.has_work for member in accepting):
+            idle = now - max(self._last_admission, *(member.last_answer for member in accepting))
+            if idle > self._config.stall_seconds:
+                return f"{len(self._queue)} requests wait and nothing runs for {idle:.0f} s: {self._why_waiting(head)}"
         return None
 
     async def wait_change(self) -> None:
@@ -225,6 +231,8 @@ class Engine:
 
     def drains(self, member: Member) -> None:
         self._plan(member)
+        self._drop_hopeless()
+        self._pump_soon()
 
     def left(self, member: Member, reason: str) -> None:
         drained = member.core.drain_all()
@@ -273,28 +281,41 @@ class Engine:
         head: what is large would never run. A head that all have refused is offered to the one that answers alone:
         only that can have room since."""
         while (job := self._queue.peek()) is not None:
-            request = job.request
             alone = answering is not None and job is self._refused
             asked = [m for m in self._fleet.accepting if m is answering or not alone]
-            candidates = [seen_by(request, member.core) for member in asked]
-            choice = choose(_known_tokens(request), candidates)
-            if choice is None:
+            try:
+                member = self._admit(job, asked)
+            except Exception as error:  # a fault of ours with one request must not stop the queue, nor cost an executor
+                self._log.error("admission failed", arrival=job.request.arrival, exc_info=error)
+                self._end_job(job, EndReason.ERROR, f"admitting it failed: {error!r}")
+                continue
+            if member is None:
                 self._refused = job
                 return
-            member = asked[choice.candidate]
+            self._last_admission = time.monotonic()
             if answering is not None and member is not answering:
                 self._pump_soon()  # it is planned for then
-            if not member.core.has_work:
-                member.last_answer = time.monotonic()
-            member.core.add(request)
-            self._queue.remove(job)
-            if job.ticket.first_step_at is None:  # what a lost executor makes us compute again is not the tenant's
-                cached_tokens = candidates[choice.candidate].cached_tokens
-                self._queue.charge(job.ticket.submission.tenant, _known_tokens(request) - cached_tokens)
-            for sequence_id in request.sequence_ids:
-                del self._jobs[sequence_id]
-                self._places[sequence_id] = member
-            self._log.debug("routed", address=member.address, arrival=request.arrival, reason=choice.reason)
+
+    def _admit(self, job: _Job, asked: Sequence[Member]) -> Member | None:
+        """Gives the job to the best of those asked; None where none can admit it now."""
+        request = job.request
+        candidates = [seen_by(request, member.core) for member in asked]
+        choice = choose(_known_tokens(request), candidates)
+        if choice is None:
+            return None
+        member = asked[choice.candidate]
+        if not member.core.has_work:
+            member.last_answer = time.monotonic()
+        member.core.add(request)
+        self._queue.remove(job)
+        if job.ticket.first_step_at is None:  # what a lost executor makes us compute again is not the tenant's
+            cached_tokens = candidates[choice.candidate].cached_tokens
+            self._queue.charge(job.ticket.submission.tenant, _known_tokens(request) - cached_tokens)
+        for sequence_id in request.sequence_ids:
+            del self._jobs[sequence_id]
+            self._places[sequence_id] = member
+        self._log.debug("routed", address=member.address, arrival=request.arrival, reason=choice.reason)
+        return member
 
     def _plan(self, member: Member) -> None:
         while (plan := member.core.schedule()) is not None:
@@ -410,9 +431,11 @@ class Engine:
             self._end_job(job, EndReason.ERROR, str(error))
 
     def _check_fits(self, request: Request) -> None:
-        """Raises DoesNotFit, in the words of the roomiest executor, where it fits none."""
+        """Raises DoesNotFit, in the words of the roomiest executor, where it fits none that takes requests; while none
+        does, those that drain stand for what will come."""
         refusal: CoreDoesNotFit | None = None
-        for member in sorted(self._fleet.members.values(), key=lambda m: -m.core.capacity):
+        members = self._fleet.accepting or self._fleet.members.values()
+        for member in sorted(members, key=lambda m: -m.core.capacity):
             try:
                 member.core.check_fits(request)
             except CoreDoesNotFit as error:

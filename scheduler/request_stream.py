@@ -45,9 +45,11 @@ class RequestStream(Generic[TicketT]):
         *,
         arrived: float,
         stall_timeout: float,
+        on_stall: Callable[[], None],
         pace: Pace,
     ) -> None:
-        """`arrived`: when the call came, on the event loop's clock."""
+        """`arrived`: when the call came, on the event loop's clock. `on_stall` ends the request of a client that has
+        read nothing for `stall_timeout` seconds."""
         self.outputs = outputs
         self._engine = engine
         self._ticket = ticket
@@ -57,6 +59,7 @@ class RequestStream(Generic[TicketT]):
         self._log = log
         self._arrived = arrived
         self._stall_timeout = stall_timeout
+        self._on_stall = on_stall
         self._pace = pace
         self._news = asyncio.Event()
         self._prompt_logprobs: list[PromptLogprobs] = []
@@ -123,7 +126,7 @@ class RequestStream(Generic[TicketT]):
 
     def _abort_stalled(self) -> None:
         self._log.warning("client_stalled", seconds=self._stall_timeout)
-        self._engine.abort(self._ticket)
+        self._on_stall()
 
     def _measure(self, event: OutputEvent) -> None:
         now = asyncio.get_running_loop().time()

@@ -222,7 +222,8 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
             outputs = _outputs(request, submission, tokenizer)
             stream = RequestStream(
                 self._engine, ticket, submission, outputs, tokenizer.pieces, self._metrics, log,
-                arrived=arrived, stall_timeout=self._stall_timeout, pace=self._pace,
+                arrived=arrived, stall_timeout=self._stall_timeout,
+                on_stall=lambda: self._give_up(identity.tenant, request_id, running), pace=self._pace,
             )  # fmt: skip
             try:
                 if running.aborted:  # while it was tokenized
@@ -262,6 +263,15 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
         try:
             yield running
         finally:
+            self._release(key, running)
+
+    def _give_up(self, tenant: str, request_id: str, running: _InFlight[TicketT]) -> None:
+        """The call may hang for as long as its client does; neither its id nor a drain waits for that."""
+        self._abort(running)
+        self._release((tenant, request_id), running)
+
+    def _release(self, key: tuple[str, str], running: _InFlight[TicketT]) -> None:
+        if self._in_flight.get(key) is running:
             del self._in_flight[key]
             if not self._in_flight:
                 self._idle.set()

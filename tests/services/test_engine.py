@@ -6,8 +6,11 @@ import asyncio
 
 import pytest
 
-from scheduler.core.request import SamplingParams
+from scheduler import engine
+from scheduler.core.request import Request, SamplingParams
+from scheduler.core.scheduler import Scheduler
 from scheduler.outputs import DoesNotFit, Draining, EndReason, ExecutorLost, ExecutorState, NoExecutor, QueueFull
+from scheduler.router import Candidate, seen_by
 from tests.executor.factories import POISON, greedy
 from tests.services.executors import Fleet, LocalExecutor, client_options, fleet, read, read_one, submission, until
 
@@ -110,6 +113,31 @@ async def test_the_queue_is_bounded_and_says_when_to_come_again() -> None:
         executor.model.gate.set()
         for ticket in (first, *waiting):
             assert (await read_one(ticket)).token_ids == greedy((1, 2, 3), 8)
+
+
+async def test_a_fault_in_admitting_one_request_ends_that_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seen(request: Request, core: Scheduler) -> Candidate:
+        if request.prompt_token_ids[0] == 9:
+            raise ArithmeticError("planted")
+        return seen_by(request, core)
+
+    monkeypatch.setattr(engine, "seen_by", seen)
+    async with fleet(LocalExecutor()) as running:
+        broken, well = running.engine.submit(submission((9, 9))), running.engine.submit(submission((1, 2)))
+        heard = await read_one(broken)
+        assert heard.finish is not None
+        assert heard.finish.reason is EndReason.ERROR
+        assert heard.finish.error == "admitting it failed: ArithmeticError('planted')"
+        assert (await read_one(well)).token_ids == greedy((1, 2), 8)
+        assert len(running.engine.members) == 1
+
+
+async def test_a_queue_that_nobody_takes_from_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with fleet(LocalExecutor(), stall_seconds=0.1) as running:
+        monkeypatch.setattr(engine, "choose", lambda *_: None)
+        running.engine.submit(submission())
+        await until(lambda: running.engine.stalled() is not None)
+        assert "1 requests wait and nothing runs for 0 s: about to be planned" in str(running.engine.stalled())
 
 
 async def test_waiting_longer_than_the_queue_timeout_ends_with_the_reason() -> None:

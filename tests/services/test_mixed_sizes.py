@@ -75,6 +75,24 @@ async def test_what_waits_for_one_that_is_lost_ends_and_lets_the_others_pass() -
         assert (await read_one(behind)).token_ids == greedy((1, 2), 5)
 
 
+async def test_what_only_a_draining_one_holds_ends_and_lets_the_others_pass() -> None:
+    """It waited at the head of the queue until its time was over, and everybody with it."""
+    large, other = LocalExecutor(max_num_seqs=1), small()
+    async with fleet(large, other) as running:
+        large.model.gate.clear()
+        running.engine.submit(submission(LARGE, 4))
+        await until(large.model.entered.is_set)
+        waiting = running.engine.submit(submission(LARGE, 8))
+        behind = running.engine.submit(submission((1, 2), 5))
+        running.engine.drain_executor(large.incarnation)
+        heard = await read_one(waiting)
+        assert heard.finish is not None
+        assert heard.finish.reason is EndReason.ERROR
+        assert "KV cache of 16 tokens" in str(heard.finish.error)
+        assert (await read_one(behind)).token_ids == greedy((1, 2), 5)
+        large.model.gate.set()
+
+
 async def test_limits_that_nothing_can_be_planned_for_are_a_refusal() -> None:
     """They ended the scheduler."""
     async with fleet(LocalExecutor(max_num_seqs=8, max_num_batched_tokens=4), wait=False) as running:

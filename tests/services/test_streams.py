@@ -223,6 +223,8 @@ async def test_a_client_that_reads_nothing_has_its_request_aborted_and_its_strea
             engine.tickets[0].put(text_ids("Paris") * 1000)
             await asyncio.sleep(0)
         await until(lambda: engine.tickets[0].aborted)
+        # Its id is free again, and a drain would not wait for it.
+        await asyncio.wait_for(running.server._service.wait_idle(), 5)
         messages = await rest(call)
     assert finished_of(messages)[0].reason == pb.FINISH_REASON_CANCELLED
     assert text_of(messages) == "Paris" * engine.tickets[0].num_tokens[0]

@@ -23,6 +23,7 @@ from scheduler.core.request import DoesNotFit as CoreDoesNotFit
 from scheduler.core.request import Request
 from scheduler.core.scheduler import Drained
 from scheduler.fleet import Fleet, FleetConfig, Member
+from scheduler.metrics import Metrics
 from scheduler.outputs import (
     DoesNotFit,
     Draining,
@@ -79,7 +80,8 @@ class Engine:
         )
         self._ids = itertools.count(1)  # of sequences: never used twice, in whatever core
         self._arrivals = itertools.count(1)
-        self._fleet = Fleet(config.fleet, self, self._ids.__next__)
+        self.metrics = Metrics()
+        self._fleet = Fleet(config.fleet, self, self._ids.__next__, self.metrics)
         self._outputs: dict[int, Output] = {}  # by the sequence id that computes it now
         self._jobs: dict[int, _Job] = {}  # likewise, while the job waits in the queue
         self._places: dict[int, Member] = {}  # likewise, while a core has it
@@ -237,6 +239,7 @@ class Engine:
     def left(self, member: Member, reason: str) -> None:
         drained = member.core.drain_all()
         last = not self._fleet.members and not member.draining
+        self.metrics.lost.inc(not member.draining)
         if self._config.exit_on_executor_loss and last:
             lost = ExecutorLost(reason)
             for output in list(self._outputs.values()):
@@ -334,6 +337,7 @@ class Engine:
                     sequence = member.core.sequence(new.sequence_id)
                     assert sequence is not None
                     ticket.first_step_at = time.monotonic()
+                    self.metrics.queue_time.observe(ticket.first_step_at - ticket.submitted_at)
                     ticket.num_cached_tokens = sequence.num_cached_tokens
                 if member.incarnation not in ticket.executors:
                     ticket.executors.append(member.incarnation)
@@ -371,6 +375,7 @@ class Engine:
 
     def _requeue(self, drained: Drained, reason: str, *, suspect: bool) -> None:
         """Under fresh ids: the old ones belong to a core that is gone."""
+        self.metrics.moved.inc()
         request = drained.request
         outputs = [self._outputs[sequence_id] for sequence_id in request.sequence_ids]
         for output in outputs:
@@ -486,7 +491,7 @@ class Engine:
             else:
                 member.core.finish(sequence_id, num_output_tokens)
         self._pump_soon()
-        output.ticket.end(output, reason, error, num_output_tokens)
+        output.ticket.end(output, reason, time.monotonic(), error, num_output_tokens)
 
     def _forget(self, output: Output) -> None:
         del self._outputs[output.sequence_id]

@@ -19,6 +19,7 @@ from octavo.v1 import executor_pb2_grpc as pb_grpc
 
 from scheduler.core.plan import BatchPlan, StepResult
 from scheduler.core.scheduler import ProtocolError
+from scheduler.metrics import ExecutorMetrics
 from scheduler.outputs import GenerationDefaults, ModelInfo
 from scheduler.wire import plan_to_message, result_from_message
 
@@ -107,7 +108,9 @@ class ExecutorClient:
             raise ExecutorUnreachable(_reason(error)) from None
         return {name: bytes(data) for name, data in files.items()}
 
-    async def open_session(self, scheduler_id: str, session: int, incarnation: str) -> ExecutorSession:
+    async def open_session(
+        self, scheduler_id: str, session: int, incarnation: str, metrics: ExecutorMetrics
+    ) -> ExecutorSession:
         """Says Hello and waits for Ready. Raises ExecutorRefused with the executor's reason, or ExecutorUnreachable."""
         call = self._stub.Execute()
         hello = pb.Hello(
@@ -126,15 +129,22 @@ class ExecutorClient:
         if not isinstance(first, pb.FromExecutor) or first.WhichOneof("message") != "ready":
             call.cancel()
             raise ExecutorRefused("its first message is not Ready")
-        return ExecutorSession(call, self._options)
+        return ExecutorSession(call, self._options, metrics)
 
 
 class ExecutorSession:
     """An open Execute stream. `send` never waits; `receive` yields what comes, in order, and raises ExecutorGone."""
 
-    def __init__(self, call: grpc.aio.StreamStreamCall[pb.ToExecutor, pb.FromExecutor], options: ClientOptions) -> None:
+    def __init__(
+        self,
+        call: grpc.aio.StreamStreamCall[pb.ToExecutor, pb.FromExecutor],
+        options: ClientOptions,
+        metrics: ExecutorMetrics,
+    ) -> None:
         self._call = call
         self._options = options
+        self._metrics = metrics
+        self._steps_sent: dict[int, float] = {}  # when, by step id; those with rows, until they are answered
         self._outgoing: asyncio.Queue[pb.ToExecutor | None] = asyncio.Queue()
         self._verdict: str | None = None  # why this side ended it
         self._last_heard = time.monotonic()
@@ -146,7 +156,11 @@ class ExecutorSession:
         ]
 
     def send(self, plan: BatchPlan) -> None:
-        self._outgoing.put_nowait(pb.ToExecutor(plan=plan_to_message(plan)))
+        message = plan_to_message(plan)
+        self._outgoing.put_nowait(pb.ToExecutor(plan=message))
+        self._metrics.sent(message.ByteSize(), len(plan.row_sequences), plan.num_tokens)
+        if plan.row_sequences:
+            self._steps_sent[plan.step_id] = time.monotonic()
 
     def drain(self) -> None:
         """Asks the executor to stop when this session is over, or its grace period is. Plans may still follow."""
@@ -175,7 +189,9 @@ class ExecutorSession:
                 kind = message.WhichOneof("message")
                 if kind == "result":
                     self._progress_since = self._last_heard
-                    yield result_from_message(message.result)
+                    result = result_from_message(message.result)
+                    self._measure(result, message.result.ByteSize())
+                    yield result
                 elif kind == "heartbeat":
                     self._note_progress(message.heartbeat)
                 elif kind == "draining":
@@ -191,6 +207,11 @@ class ExecutorSession:
                 raise
             raise ExecutorGone(self._verdict) from None
         raise ExecutorGone(self._verdict or "it ended the session")
+
+    def _measure(self, result: StepResult, num_bytes: int) -> None:
+        sent_at = self._steps_sent.pop(result.step_id, None)
+        if sent_at is not None and result.timings is not None:
+            self._metrics.answered(num_bytes, self._last_heard - sent_at, result.timings)
 
     async def _write(self) -> None:
         # A broken stream is reported by its reader.

@@ -31,6 +31,7 @@ from scheduler.executor_client import (
     ExecutorSession,
     ExecutorUnreachable,
 )
+from scheduler.metrics import Metrics
 from scheduler.outputs import ExecutorLoad, ExecutorState, ModelInfo
 
 RETRY_UNREACHABLE = 0.2  # seconds
@@ -101,11 +102,13 @@ class Fleet:
         config: FleetConfig,
         handler: Handler,
         next_sequence_id: Callable[[], int],
+        metrics: Metrics,
         discovery: Discovery | None = None,
     ) -> None:
         self._config = config
         self._handler = handler
         self._next_sequence_id = next_sequence_id
+        self._metrics = metrics
         self._discovery = discovery or Discovery(config.executors)
         self._addresses: frozenset[str] = frozenset()
         self._links: dict[str, _Link] = {}
@@ -162,6 +165,7 @@ class Fleet:
                 await asyncio.sleep(RETRY_REFUSED if refused else RETRY_UNREACHABLE)
         finally:
             del self._links[address]  # before anything waits: the address may come back meanwhile
+            self._metrics.forget_executor(address)
             await client.close()
 
     async def _join(self, address: str, client: ExecutorClient) -> Member | None:
@@ -194,7 +198,9 @@ class Fleet:
         core = self._core(description)
         files = self.tokenizer_files if self.members else await client.tokenizer_files()
         self._session += 1
-        session = await client.open_session(self._config.scheduler_id, self._session, description.incarnation)
+        session = await client.open_session(
+            self._config.scheduler_id, self._session, description.incarnation, self._metrics.executor(address)
+        )
         try:
             self._check(description)  # another may have joined as the reference meanwhile
         except ExecutorRefused:

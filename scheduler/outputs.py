@@ -10,10 +10,13 @@ from __future__ import annotations
 import enum
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from scheduler.core.plan import PromptLogprobs, TokenLogprobs
 from scheduler.core.request import SamplingParams
+
+if TYPE_CHECKING:
+    from scheduler.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +218,10 @@ class ServingEngine(Protocol[TicketT]):
     @property
     def tokenizer_files(self) -> Mapping[str, bytes]:
         """By file name (see executor.proto, TokenizerChunk); set with `model`."""
+
+    @property
+    def metrics(self) -> Metrics:
+        """Its own counts, to which service and server add theirs."""
 
     @property
     def ready(self) -> bool:

@@ -24,7 +24,6 @@ from octavo.v1.generation_pb2_grpc import add_GenerationServicer_to_server
 
 from scheduler.config import SchedulerConfig
 from scheduler.malformed import RefuseMalformed
-from scheduler.metrics import Metrics
 from scheduler.outputs import ExecutorLost, ServingEngine, TicketT
 from scheduler.pace import Pace
 from scheduler.readiness import Readiness
@@ -65,7 +64,7 @@ class Server:
         self._config = config
         self._log: Log = structlog.get_logger("server")
         self._run_engine = engine.run
-        metrics = Metrics()
+        metrics = engine.metrics
         self._pace = Pace()
         service = GenerationService(
             engine,
@@ -76,7 +75,7 @@ class Server:
             on_drain=self.stop,
         )
         self._service = service
-        self._readiness = Readiness(engine, service, on_tick=lambda: metrics.refresh(engine.load()))
+        self._readiness = Readiness(engine, service, on_tick=lambda: metrics.refresh(engine.load(), self._pace.pause))
         self._metrics = metrics
         self._stop = asyncio.Event()
         self.port = 0  # listened on, once `start` returned

@@ -305,6 +305,14 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
         self._metrics.output_tokens.inc(num_output_tokens)
         self._metrics.cached_tokens.inc(finish.num_cached_tokens if finish else 0)
         self._metrics.request_latency.observe(seconds)
+        self._metrics.request_prompt_tokens.observe(len(submission.prompt_token_ids))
+        for output in outputs:
+            self._metrics.request_output_tokens.observe(output.num_tokens)
+        if finish is not None and finish.prefill_seconds:
+            self._metrics.prefill_time.observe(finish.prefill_seconds)
+        for end in ends:
+            if end.finish.decode_seconds:
+                self._metrics.decode_time.observe(end.finish.decode_seconds)
         log.info(
             "request",
             reasons=reasons,
@@ -312,6 +320,7 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
             num_prompt_tokens=len(submission.prompt_token_ids),
             num_output_tokens=num_output_tokens,
             num_cached_tokens=finish.num_cached_tokens if finish else None,
+            executors=list(finish.executors) if finish else None,
             num_preemptions=sum(end.finish.num_preemptions for end in ends),
             seconds=round(seconds, 6),
             queue_seconds=round(finish.queue_seconds, 6) if finish else None,

@@ -64,7 +64,7 @@ class Ticket:
         finish = None
         if event.finish_reason is not None:
             reason = EndReason(event.finish_reason.value)
-            finish = self._finish(output, reason, event.error, output.num_tokens, event.cumulative_logprob)
+            finish = self._finish(output, reason, now, event.error, output.num_tokens, event.cumulative_logprob)
         self._add(
             OutputEvent(
                 output.index, event.first_position, event.token_ids, event.logprobs, event.prompt_logprobs, finish
@@ -72,17 +72,23 @@ class Ticket:
         )
 
     def end(
-        self, output: Output, reason: EndReason, error: str | None = None, num_output_tokens: int | None = None
+        self,
+        output: Output,
+        reason: EndReason,
+        now: float,
+        error: str | None = None,
+        num_output_tokens: int | None = None,
     ) -> None:
         """The output ends for a reason outside the core, after so many of the tokens told; None: all."""
         told = output.num_tokens if num_output_tokens is None else num_output_tokens
-        finish = self._finish(output, reason, error, told)
+        finish = self._finish(output, reason, now, error, told)
         self._add(OutputEvent(output.index, output.num_tokens, finish=finish))
 
     def _finish(
         self,
         output: Output,
         reason: EndReason,
+        now: float,
         error: str | None,
         num_output_tokens: int,
         cumulative_logprob: float | None = None,
@@ -97,7 +103,7 @@ class Ticket:
             num_cached_tokens=self.num_cached_tokens,
             num_preemptions=output.num_preemptions,
             executors=tuple(self.executors),
-            queue_seconds=started - self.submitted_at if started is not None else 0.0,
+            queue_seconds=(now if started is None else started) - self.submitted_at,
             prefill_seconds=first - started if first is not None and started is not None else 0.0,
             decode_seconds=last - first if last is not None and first is not None else 0.0,
             cumulative_logprob=cumulative_logprob,

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from scheduler.core.plan import PromptLogprobs, TokenLogprobs
+from scheduler.metrics import Metrics
 from scheduler.outputs import (
     EndReason,
     ExecutorLoad,
@@ -124,6 +125,7 @@ def hang(ticket: FakeTicket) -> None:
 class FakeEngine:
     model: ModelInfo | None = field(default_factory=make_model)
     tokenizer_files: Mapping[str, bytes] = field(default_factory=lambda: TOKENIZER_FILES)
+    metrics: Metrics = field(default_factory=Metrics)
     script: Script = field(default_factory=lambda: answer(*text_ids("Hello world"), EOS))
     refusal: Exception | None = None
     ready: bool = True

@@ -149,6 +149,7 @@ async def test_waiting_longer_than_the_queue_timeout_ends_with_the_reason() -> N
         late = await read_one(running.engine.submit(submission(queue_timeout=0.1)))
         assert late.finish is not None
         assert late.finish.reason is EndReason.TIMEOUT
+        assert late.finish.queue_seconds >= 0.1  # though it never ran
         assert "1 of 1 sequences run" in str(late.finish.error)
 
 

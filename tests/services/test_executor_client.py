@@ -11,6 +11,7 @@ from octavo.v1 import executor_pb2 as pb
 
 from scheduler.core.scheduler import ProtocolError
 from scheduler.executor_client import ClientOptions, ExecutorGone, ExecutorSession
+from scheduler.metrics import Metrics
 from scheduler.wire import result_from_message
 
 STEP_RUNS = pb.FromExecutor(heartbeat=pb.Heartbeat(step_id=1, progress=1))
@@ -40,7 +41,7 @@ async def read_all(session: ExecutorSession) -> None:
 
 
 def open_session(call: QuietCall, **options: float) -> ExecutorSession:
-    return ExecutorSession(call, ClientOptions(**options))  # type: ignore[arg-type]
+    return ExecutorSession(call, ClientOptions(**options), Metrics().executor("fake:1"))  # type: ignore[arg-type]
 
 
 async def test_the_reader_learns_why_this_side_ended_the_session() -> None:

@@ -13,6 +13,7 @@ import pytest
 from scheduler.core.plan import StepResult, TokenEvent
 from scheduler.executor_client import Description, ExecutorClient
 from scheduler.fleet import Fleet, FleetConfig, Member
+from scheduler.metrics import Metrics
 from scheduler.outputs import ExecutorState
 from tests.services.executors import LocalExecutor, client_options, until
 
@@ -87,7 +88,7 @@ async def following(*executors: LocalExecutor, wait: bool = True, **config: obje
     addresses = Addresses(*(executor.address for executor in executors))
     diary = Diary()
     settings = FleetConfig(("somewhere:1",), client=client_options(), **config)  # type: ignore[arg-type]
-    fleet = Fleet(settings, diary, itertools.count(1).__next__, addresses)  # type: ignore[arg-type]
+    fleet = Fleet(settings, diary, itertools.count(1).__next__, Metrics(), addresses)  # type: ignore[arg-type]
     task = asyncio.create_task(fleet.run())
     running = Running(fleet, diary, addresses)
     try:

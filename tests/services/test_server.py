@@ -169,9 +169,9 @@ async def test_metrics_are_served_when_asked_for(unused_tcp_port: int) -> None:
         with await asyncio.to_thread(urllib.request.urlopen, f"http://127.0.0.1:{unused_tcp_port}/metrics") as page:
             text = page.read().decode()
     lines = text.splitlines()
-    assert "octavo_num_requests_running 3.0" in lines
+    assert 'octavo_num_requests_running{executor="here:1"} 3.0' in lines
     assert "octavo_num_requests_waiting 2.0" in lines
-    assert "octavo_kv_cache_usage_perc 0.6" in lines
+    assert 'octavo_kv_cache_usage_perc{executor="here:1"} 0.6' in lines
     assert "octavo_time_to_first_token_seconds_count 1.0" in lines
     assert 'octavo_requests_total{reason="stop"} 1.0' in lines
     assert "octavo_generation_tokens_total 3.0" in lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from typing import Any, NoReturn
 
@@ -262,13 +263,18 @@ async def test_an_engine_that_breaks_off_a_stream_is_an_internal_error_and_the_s
 
 
 async def test_the_log_has_one_summary_for_each_request_and_no_text(capfd: pytest.CaptureFixture[str]) -> None:
-    async with serving() as running:
+    timings = {"queue_seconds": 0.25, "prefill_seconds": 0.5, "decode_seconds": 1.5}
+    script = answer(*text_ids("Hello world"), num_cached_tokens=1, num_preemptions=2, executors=("i1", "i2"), **timings)
+    async with serving(FakeEngine(script=script)) as running:
         await running.generate(text="Hello secret", request_id="r9", tenant="t")
     out, err = capfd.readouterr()
     lines = [line for line in (out + err).splitlines() if "r9" in line]
     assert len(lines) == 1
-    for part in ("num_output_tokens=3", "num_prompt_tokens=", "tenant=t", "reasons=['stop']"):
-        assert part in lines[0]
+    parts = [f"{name}={seconds}" for name, seconds in timings.items()]
+    parts += ["num_output_tokens=2", "num_cached_tokens=1", "num_preemptions=2", "executors=['i1', 'i2']"]
+    parts += ["request_id=r9", "tenant=t", "reasons=['stop']", "errors=None"]
+    assert [part for part in parts if part not in lines[0]] == []
+    assert re.search(r"num_prompt_tokens=\d+ .*\bseconds=\d", lines[0])
     assert "secret" not in out + err
 
 

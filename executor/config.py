@@ -70,7 +70,7 @@ def parse_arguments(arguments: Sequence[str], environment: Mapping[str, str]) ->
     values = parser.parse_args(arguments)
     if values.model is None:
         values.model = DEFAULT_MODEL if values.simulate_step_ms is None else SIMULATED_MODEL
-    values.cache_dir = (values.cache_dir or _default_cache_dir(environment)).expanduser()
+    values.cache_dir = (values.cache_dir or default_cache_dir(environment)).expanduser()
     config = ExecutorConfig(**{field.name: getattr(values, field.name) for field in fields(ExecutorConfig)})
     problem = _problem(config)
     if problem is not None:
@@ -227,7 +227,7 @@ def _add_process_flags(parser: argparse.ArgumentParser, defaults: ExecutorConfig
     )
 
 
-def _default_cache_dir(environment: Mapping[str, str]) -> Path:
+def default_cache_dir(environment: Mapping[str, str]) -> Path:
     base = environment.get("XDG_CACHE_HOME")
     return Path(base) / "octavo" if base else Path("~/.cache/octavo")
 

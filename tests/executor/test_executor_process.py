@@ -88,6 +88,14 @@ def test_an_executor_that_loads_is_alive_and_not_ready() -> None:
         assert running.end()[0] == 0
 
 
+@pytest.mark.parametrize(("model", "line", "code"), [("fake", "ready", 0), ("slow", "listening", 1)])
+def test_octavo_health_tells_of_an_executor_as_of_a_server(model: str, line: str, code: int) -> None:
+    with process("--model", model) as running:
+        command = [sys.executable, "-m", "octavo.cli", "health", "--server", running.wait_for(line)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert (done.returncode, done.stdout) == (code, ("SERVING\n", "NOT_SERVING\n")[code])
+
+
 def test_a_model_that_cannot_be_loaded_is_one_sentence_and_exit_code_1() -> None:
     with process("--model", "broken") as running:
         assert running.end() == (1, "octavo executor: no model 'broken'\n")

@@ -41,11 +41,11 @@ def _run(words: Sequence[str]) -> int:
                 require_torch()
             command = module(name, *rest)
             os.execv(command[0], command)
-        case ["kernels", *rest]:
+        case ["fetch" | "kernels" as name, *rest]:
             from octavo.cli.serve import module, require_torch
 
             require_torch()
-            command = module("executor.backends.cuda.report", *rest)
+            command = module({"fetch": "executor.fetch", "kernels": "executor.backends.cuda.report"}[name], *rest)
             os.execv(command[0], command)
 
     from importlib.metadata import version

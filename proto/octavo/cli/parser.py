@@ -69,7 +69,7 @@ def build_parser(version: str) -> ArgumentParser:
     _add_sampling_flags(chat)
     chat.add_argument("--system", metavar="TEXT", help="a system message at the beginning")
 
-    _add_client_flags(command("health", "print whether a server is ready; exit code 0 if it is"))
+    _add_client_flags(command("health", "print whether a server, or an executor, is ready; exit code 0 if it is"))
     load = command("load", "print what runs and what waits on a server")
     _add_client_flags(load)
     load.add_argument(
@@ -83,6 +83,7 @@ def build_parser(version: str) -> ArgumentParser:
     _add_bench_flags(command("bench", "measure what a running server achieves on a workload"))
     for name in ("scheduler", "executor"):
         commands.add_parser(name, help=f"one {name} alone, with its own flags", add_help=False)
+    commands.add_parser("fetch", help="put a model into the cache of executors", add_help=False)
     commands.add_parser("kernels", help="compile every CUDA kernel and print what each takes", add_help=False)
     return parser
 

@@ -16,7 +16,7 @@ _HEADINGS = ("EXECUTOR", "STATE", "RUNNING", "WAITING", "FREE BLOCKS", "PREFIX H
 
 def show_health(options: Namespace) -> int:
     with connected(options.server, options.timeout) as client:
-        serving = client.health()
+        serving = client.health("")  # the readiness of either process, whatever its service's name
     write("SERVING\n" if serving else "NOT_SERVING\n")
     return ExitCode.OK if serving else ExitCode.FAILURE
 

@@ -1,7 +1,7 @@
 """`octavo fetch`: a model into the cache, so that executors with a cache that they may only read start from it.
 
-Fetches and converts what an executor's start would, remembers the hash of the tensors, and prints the model's directory.
-Run again, it finds all of it there.
+Fetches and converts what an executor's start would, remembers the hash of the tensors, and prints the model's
+directory. Run again, it finds all of it there.
 """
 
 from __future__ import annotations

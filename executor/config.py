@@ -82,6 +82,7 @@ def build_parser() -> argparse.ArgumentParser:
     defaults = ExecutorConfig()
     parser = argparse.ArgumentParser(
         prog="octavo executor",
+        usage="octavo executor [FLAG …]",
         description="Holds a model's weights and its KV cache, and runs the batch plans of one scheduler.",
         allow_abbrev=False,
     )

@@ -130,7 +130,8 @@ class _Process:
         self._log.info("draining", grace_seconds=grace)
         self._service.notify_drain(grace)
         try:
-            await asyncio.wait_for(self._service.session_ended(), grace)
+            async with asyncio.timeout(grace):
+                await self._service.session_ended()
         except TimeoutError:
             self._log.warning("the grace period passed with a session open", grace_seconds=grace)
             self._service.end_session(f"this executor stopped {grace:g} s after it was asked to")

@@ -203,7 +203,8 @@ class ExecutorService(pb_grpc.ExecutorServicer):
 
     async def _hello(self, context: grpc.aio.ServicerContext[pb.ToExecutor, pb.FromExecutor]) -> pb.Hello:
         try:
-            first = await asyncio.wait_for(context.read(), self._options.hello_seconds)
+            async with asyncio.timeout(self._options.hello_seconds):
+                first = await context.read()
         except TimeoutError:
             raise NoHello(f"no Hello within {self._options.hello_seconds:g} s") from None
         if not isinstance(first, pb.ToExecutor) or first.WhichOneof("message") != "hello":

@@ -71,6 +71,7 @@ def _shown(action: argparse.Action) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="octavo scheduler",
+        usage="octavo scheduler --executors HOST:PORT[,…] [FLAG …]",
         description="Octavo's scheduler: takes requests over gRPC, plans every step, and sends the plans to executors.",
         formatter_class=_HelpWithDefaults,
         allow_abbrev=False,

@@ -27,7 +27,7 @@ def main() -> None:
     try:
         from benchmarks.paper import pictures
     except ImportError:
-        sys.exit("the report's pictures need matplotlib: pip install 'octavo[bench]'")
+        sys.exit("the report's pictures need matplotlib: pip install -e '.[bench]' in the checkout")
     figures = compute(SHORT if options.short else FULL, options.seed)
     costs = [] if options.no_measure else recompute.measure(recompute.BLOCK_SIZES, 3, options.seed)
     words = ["python -m benchmarks.paper", f"--seed {options.seed}"]

@@ -12,13 +12,15 @@ from octavo.v1 import generation_pb2 as pb
 
 
 class FinishReason(enum.Enum):
-    """Why an output ended. LENGTH: max_tokens, the model's own bound, or all KV blocks there are."""
+    """Why an output ended. LENGTH: max_tokens, the model's own bound, or all KV blocks there are. UNKNOWN: a reason of
+    a newer server."""
 
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
     ERROR = "error"
     TIMEOUT = "timeout"
+    UNKNOWN = "unknown"
 
 
 class TopLogprob(NamedTuple):
@@ -261,6 +263,14 @@ def _output(deltas: Iterable[Delta], finished: Finished) -> Output:
     )
 
 
+_REASONS = {
+    number: FinishReason[name.removeprefix("FINISH_REASON_")]
+    for name, number in pb.FinishReason.items()
+    if number != pb.FINISH_REASON_UNSPECIFIED
+}
+_STATES = {number: ExecutorState[name.removeprefix("EXECUTOR_STATE_")] for name, number in pb.ExecutorState.items()}
+
+
 def event_of(message: pb.GenerateResponse) -> Event | None:
     """None: an event of a newer server."""
     match message.WhichOneof("event"):
@@ -313,7 +323,7 @@ def _finished(message: pb.Finished) -> Finished:
     usage, timings = message.usage, message.timings
     return Finished(
         index=message.index,
-        reason=FinishReason[pb.FinishReason.Name(message.reason).removeprefix("FINISH_REASON_")],
+        reason=_REASONS.get(message.reason, FinishReason.UNKNOWN),
         error=message.error if message.HasField("error") else None,
         stop=message.stop if message.HasField("stop") else None,
         stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
@@ -343,7 +353,7 @@ def _executor_load(message: pb.ExecutorLoad) -> ExecutorLoad:
     return ExecutorLoad(
         target=message.target,
         incarnation=message.incarnation,
-        state=ExecutorState[pb.ExecutorState.Name(message.state).removeprefix("EXECUTOR_STATE_")],
+        state=_STATES.get(message.state, ExecutorState.UNSPECIFIED),
         reason=message.reason,
         num_running=message.num_running,
         num_waiting=message.num_waiting,

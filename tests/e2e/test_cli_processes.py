@@ -129,7 +129,7 @@ def test_a_child_that_ignores_sigterm_is_killed_by_whoever_asks_twice() -> None:
         processes.post(Signalled(signal.SIGINT))
         processes.post(Signalled(signal.SIGINT))
 
-    assert pair.run(stop_twice) == 1
+    assert pair.run(stop_twice) == ExitCode.INTERRUPTED
     pair.assert_gone()
 
 

@@ -28,6 +28,8 @@ from octavo.client import (
     Started,
     WaitingRequests,
 )
+from octavo.results import event_of, load_of
+from octavo.v1 import generation_pb2 as pb
 
 from scheduler.core.plan import PromptLogprobs, TokenLogprobs
 from scheduler.outputs import Draining, EndReason
@@ -244,6 +246,16 @@ async def test_a_failed_output_fails_the_completion_and_keeps_its_text(running: 
     with pytest.raises(RequestFailed, match="output 0 ended with ERROR: NaN logits") as caught:
         await client.complete(text="Hi")
     assert caught.value.completion.text == "Hello"
+
+
+def test_what_a_newer_server_says_is_no_fault() -> None:
+    finished = pb.GenerateResponse(finished=pb.Finished(reason=99))  # type: ignore[arg-type]
+    event = event_of(finished)
+    assert isinstance(event, Finished)
+    assert event.reason is FinishReason.UNKNOWN
+    load = load_of(pb.GetLoadResponse(executors=[pb.ExecutorLoad(state=99)]))  # type: ignore[arg-type]
+    assert load.executors[0].state is ExecutorState.UNSPECIFIED
+    assert event_of(pb.GenerateResponse()) is None
 
 
 async def test_nobody_at_the_address_is_a_sentence() -> None:

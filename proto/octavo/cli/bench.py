@@ -43,7 +43,7 @@ class Plan(NamedTuple):
 
 def bench(options: Namespace) -> int:
     if options.plot is not None and not plot.is_possible():
-        raise Failure("--plot needs matplotlib: pip install 'octavo[bench]'", ExitCode.USAGE)
+        raise Failure("--plot needs matplotlib: pip install -e '.[bench]' in the checkout", ExitCode.USAGE)
     return asyncio.run(measure(options))
 
 

@@ -175,6 +175,8 @@ def _stop(processes: Processes, patience: float, code: int, unasked: float = 0.0
         match event:
             case Logged(text=text):
                 relay(text)
+            case Signalled():
+                code = ExitCode.INTERRUPTED
             case Exited() as end if end.code not in (0, _TERMINATED):
                 say(_words(end))
                 code = code or ExitCode.FAILURE

@@ -15,6 +15,7 @@ from scheduler.discovery import split_target
 from scheduler.readiness import LIVENESS_NAME, READINESS_NAMES
 from scheduler.server import LAST_WORDS_SECONDS
 from tests.deploy.manifests import (
+    DEPLOY,
     OVERLAYS,
     arguments,
     container,
@@ -23,7 +24,7 @@ from tests.deploy.manifests import (
     pod,
     values_of,
 )
-from tests.deploy.metrics import metrics_named, series
+from tests.deploy.metrics import read_query, served_series
 
 VERSIONS = ("1.35", "1.37")
 FOREIGN_GROUPS = {"keda.sh/v1alpha1", "monitoring.coreos.com/v1"}  # of no schema here
@@ -71,7 +72,7 @@ def bytes_of(quantity: str) -> int:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_kubernetes_knows_every_field(overlay: str, version: str) -> None:
     known = [found for found in everything(overlay).values() if found["apiVersion"] not in FOREIGN_GROUPS]
-    assert len(known) >= 10
+    assert len(known) >= 11
     for document in known:
         kubernetes_validate.validate(document, version, strict=True)
 
@@ -321,11 +322,11 @@ def test_keda_scales_the_executors_by_metrics_that_there_are(overlay: str) -> No
     assert ("Deployment", scaled["scaleTargetRef"]["name"]) in everything(overlay)
     assert "replicas" not in deployment(overlay, "executor")["spec"]
     assert scaled["minReplicaCount"] >= 1
-    queries = [trigger["metadata"]["query"] for trigger in scaled["triggers"]]
-    named = [metrics_named(query) for query in queries]
-    assert named == [{"octavo_num_requests_waiting"}, {"octavo_kv_cache_usage_perc"}]
-    assert set().union(*named) <= series()
-    assert all('{namespace="octavo"}' in query for query in queries)
+    queries = [read_query(trigger["metadata"]["query"]) for trigger in scaled["triggers"]]
+    assert [query.series for query in queries] == [{"octavo_num_requests_waiting"}, {"octavo_kv_cache_usage_perc"}]
+    assert all(query.series <= set(served_series()) for query in queries)
+    texts = [trigger["metadata"]["query"] for trigger in scaled["triggers"]]
+    assert all('{namespace="octavo"}' in text for text in texts)
 
 
 @each_overlay
@@ -336,3 +337,10 @@ def test_executors_go_no_faster_than_they_drain(overlay: str) -> None:
     [policy] = behavior["behavior"]["scaleDown"]["policies"]
     assert policy["value"] == 1
     assert policy["periodSeconds"] > executor_config(overlay).grace_period
+
+
+@each_overlay
+def test_the_dashboard_is_a_configmap_that_grafana_looks_for(overlay: str) -> None:
+    found = everything(overlay)["ConfigMap", "octavo-dashboard"]
+    assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert found["data"] == {"octavo.json": (DEPLOY / "grafana" / "octavo.json").read_text()}

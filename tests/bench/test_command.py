@@ -176,7 +176,7 @@ async def test_without_a_server_it_says_so() -> None:
 
 def test_a_picture_without_matplotlib_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(Failure, match=r"--plot needs matplotlib: pip install 'octavo\[bench\]'"):
+    with pytest.raises(Failure, match=r"--plot needs matplotlib: pip install -e '.\[bench\]'"):
         bench(build_parser("0").parse_args(["bench", "--plot", "out.png"]))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 TOKEN_IDS = range(100, 49_000)
+LONG_PROMPT = 2000  # tokens
 
 
 class Work(NamedTuple):
@@ -40,7 +41,7 @@ def shared_prefix(n: int = 32, seed: int = 1, prefix: int = 1024, tail: int = 32
 def long_and_short(n: int = 32, seed: int = 2) -> list[Work]:
     """Short chats, and every eighth request a prompt of 2,000 tokens: what chunked prefill is for."""
     r = random.Random(seed)
-    kinds = [(2000, 16) if i % 8 == 7 else (48, 96) for i in range(n)]
+    kinds = [(LONG_PROMPT, 16) if i % 8 == 7 else (48, 96) for i in range(n)]
     return [Work(_tokens(r, length), out) for length, out in kinds]
 
 

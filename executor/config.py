@@ -45,6 +45,7 @@ class ExecutorConfig:
     cache_dir: Path = Path("~/.cache/octavo")
     grace_period: float = 30.0  # seconds
     max_message_bytes: int = DEFAULT_MESSAGE_BYTES
+    otlp_endpoint: str | None = None  # URL; None: no traces
     log_format: str = "console"  # "console", "json"
     log_level: str = "info"
     exit_with_parent: bool = False
@@ -212,6 +213,12 @@ def _add_process_flags(parser: argparse.ArgumentParser, defaults: ExecutorConfig
         help="largest gRPC message, both ways; default 64M",
     )
     parser.add_argument(
+        "--otlp-endpoint",
+        metavar="URL",
+        default=defaults.otlp_endpoint,
+        help="send traces there by OTLP over gRPC, as http://collector:4317; absent: none",
+    )
+    parser.add_argument(
         "--log-format",
         choices=["console", "json"],
         default=defaults.log_format,
@@ -263,6 +270,8 @@ def _problem(config: ExecutorConfig) -> str | None:
         return f"--simulate-step-ms {config.simulate_step_ms:g} is not in [0, 60000)"
     if not config.grace_period >= 0:
         return f"--grace-period {config.grace_period} is less than 0"
+    if config.otlp_endpoint is not None and not config.otlp_endpoint.startswith(("http://", "https://")):
+        return f"--otlp-endpoint {config.otlp_endpoint!r} is no URL; write it as http://collector:4317"
     if config.max_message_bytes < 1 << 20:
         return f"--max-message-bytes {config.max_message_bytes} is less than 1M"
     return None

@@ -8,12 +8,24 @@ import sys
 import structlog
 
 
+class FromLibraries(logging.Handler):
+    """What libraries log goes the same way, so that every line has the one form."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        logger: structlog.typing.FilteringBoundLogger = structlog.get_logger("library")
+        logger.log(record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info or None)
+
+
 def configure_log(form: str, level: str) -> None:
     """form "console" or "json"; level as logging names it."""
+    logging.basicConfig(level=logging.WARNING, handlers=[FromLibraries()])
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
         if form == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        else structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(),
+            exception_formatter=structlog.dev.plain_traceback,  # the other ones print variables: prompts
+        )
     )
     # The console prints tracebacks itself; JSON needs them as text.
     traceback = [structlog.processors.format_exc_info] if form == "json" else []

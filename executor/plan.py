@@ -84,6 +84,7 @@ class NewSequence:
     block_ids: Sequence[int]
     sample_index: int
     sampling: Sampling
+    traceparent: str = ""  # W3C Trace Context of its request; empty: not traced
 
 
 class TableUpdate(NamedTuple):

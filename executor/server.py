@@ -17,7 +17,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import grpc
 import grpc.aio
@@ -30,6 +30,9 @@ from executor.config import ExecutorConfig, StartupError, format_address
 from executor.loaded import Loaded, Loader
 from executor.service import ExecutorService, ServiceOptions
 from executor.step_thread import StepThread
+
+if TYPE_CHECKING:
+    from executor.tracing import Tracing
 
 SERVICE = executor_pb2.DESCRIPTOR.services_by_name["Executor"].full_name
 LIVENESS = "liveness"
@@ -53,8 +56,10 @@ class _Process:
         self._device_name = {"cpu": f"cpu ({platform.processor() or platform.machine()})"}.get(
             config.device, config.device
         )
+        incarnation = uuid.uuid4().hex
+        self._tracing = _open_tracing(config.otlp_endpoint, incarnation)
         self._service = ExecutorService(
-            ServiceOptions(model_name=config.model, device=self._device_name, incarnation=uuid.uuid4().hex)
+            ServiceOptions(model_name=config.model, device=self._device_name, incarnation=incarnation), self._tracing
         )
         self._health = health.aio.HealthServicer()
         self._steps: StepThread | None = None
@@ -74,6 +79,8 @@ class _Process:
             await self._serve(address)
         finally:
             await server.stop(_LAST_WORDS)
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.close)
         return 0
 
     async def _serve(self, address: str) -> None:
@@ -153,6 +160,17 @@ class _Process:
         for each in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(each)
             signal.signal(each, signal.SIG_DFL)
+
+
+def _open_tracing(endpoint: str | None, incarnation: str) -> Tracing | None:
+    """Raises StartupError."""
+    if endpoint is None:
+        return None
+    try:
+        from executor.tracing import open_tracing
+    except ModuleNotFoundError as error:
+        raise StartupError("--otlp-endpoint needs OpenTelemetry: pip install 'octavo[otel]'") from error
+    return open_tracing(endpoint, incarnation)
 
 
 def _future_setter(future: asyncio.Future[Exception]) -> Callable[[Exception], None]:

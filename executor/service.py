@@ -12,6 +12,7 @@ import contextlib
 import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -25,6 +26,9 @@ from executor.served import ServedModel
 from executor.session import Beat, Cause, DrainNotice, Ending, Item, Opened, Session
 from executor.step_thread import StepThread
 from executor.wire import message_from_result, plan_from_message
+
+if TYPE_CHECKING:
+    from executor.tracing import SessionSpans, Tracing
 
 PROTOCOL_VERSION = 1
 
@@ -99,8 +103,9 @@ class _State:
 class ExecutorService(pb_grpc.ExecutorServicer):
     """The servicer. All methods run on one event loop."""
 
-    def __init__(self, options: ServiceOptions) -> None:
+    def __init__(self, options: ServiceOptions, tracing: Tracing | None = None) -> None:
         self._options = options
+        self._tracing = tracing
         self._state = _State()
         self._no_session = asyncio.Event()
         self._no_session.set()
@@ -255,16 +260,21 @@ class ExecutorService(pb_grpc.ExecutorServicer):
     ) -> Ending:
         await _leave_old_plans(serving.steps)
         session.opened()
+        spans = self._tracing.session() if self._tracing is not None else None
         tasks = [
-            asyncio.create_task(self._read(session, serving, context), name="execute-reader"),
+            asyncio.create_task(self._read(session, serving, context, spans), name="execute-reader"),
             asyncio.create_task(self._beat(session), name="execute-heartbeat"),
         ]
         try:
             while not isinstance(item := await session.next_item(), Ending):
                 await context.write(_message(item, session, serving))
+                if spans is not None and isinstance(item, StepResult):
+                    spans.answered(item)
         finally:
             for task in tasks:
                 task.cancel()
+            if spans is not None:
+                spans.end()
         return item
 
     async def _beat(self, session: Session) -> None:
@@ -277,6 +287,7 @@ class ExecutorService(pb_grpc.ExecutorServicer):
         session: Session,
         serving: _Serving,
         context: grpc.aio.ServicerContext[pb.ToExecutor, pb.FromExecutor],
+        spans: SessionSpans | None,
     ) -> None:
         steps, limits = serving.steps, serving.model.limits
         answer = _answerer(session, asyncio.get_running_loop())
@@ -285,7 +296,10 @@ class ExecutorService(pb_grpc.ExecutorServicer):
                 kind = message.WhichOneof("message")
                 if kind == "plan":
                     await session.received(message.plan.step_id)
-                    steps.submit(session.ticket, plan_from_message(message.plan, limits), answer)
+                    plan = plan_from_message(message.plan, limits)
+                    if spans is not None:
+                        spans.planned(plan)
+                    steps.submit(session.ticket, plan, answer)
                 elif kind == "drain":
                     self.request_drain()
                 else:

@@ -121,6 +121,7 @@ def _new_sequence(new: pb.NewSequence) -> NewSequence:
         block_ids=list(new.block_ids),
         sample_index=new.sample_index,
         sampling=_sampling(new.sampling),
+        traceparent=new.traceparent,
     )
 
 

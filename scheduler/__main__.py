@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from scheduler.config import SchedulerConfig
     from scheduler.engine import EngineConfig
+    from scheduler.tracing import Tracing
 
 
 def engine_config(config: SchedulerConfig) -> EngineConfig:
@@ -38,6 +39,21 @@ def engine_config(config: SchedulerConfig) -> EngineConfig:
     )
 
 
+class CannotTrace(Exception):
+    """OpenTelemetry is not installed; the message is a sentence for the user."""
+
+
+def tracing(config: SchedulerConfig) -> Tracing | None:
+    """None where it is not asked for. Raises CannotTrace."""
+    if config.otlp_endpoint is None:
+        return None
+    try:
+        from scheduler.tracing import open_tracing
+    except ModuleNotFoundError as error:
+        raise CannotTrace("--otlp-endpoint needs OpenTelemetry: pip install 'octavo[otel]'") from error
+    return open_tracing(config.otlp_endpoint)
+
+
 def main() -> int:
     import uvloop
 
@@ -50,11 +66,11 @@ def main() -> int:
     configure_logs(config.log_format, config.log_level)
 
     async def run() -> ExitCode:  # an engine is made inside its loop
-        return await serve(config, Engine(engine_config(config)))
+        return await serve(config, Engine(engine_config(config)), tracing(config))
 
     try:
         return int(uvloop.run(run()))
-    except CannotListen as error:
+    except (CannotTrace, CannotListen) as error:
         print(f"octavo scheduler: {error}", file=sys.stderr)
         return int(ExitCode.FAILURE)
 

@@ -39,6 +39,7 @@ class SchedulerConfig:
     max_message_bytes: int = 16 * 1024 * 1024
     reflection: bool = True
     metrics_port: int | None = None
+    otlp_endpoint: str | None = None  # URL; None: no traces
     log_format: str = "console"
     log_level: str = "info"
 
@@ -153,6 +154,12 @@ def _add_process(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--exit-with-parent", action="store_true", help="stop when the parent process is gone")
     group.add_argument(
+        "--otlp-endpoint",
+        type=_endpoint,
+        metavar="URL",
+        help="send traces there by OTLP over gRPC, as http://collector:4317; absent: none",
+    )
+    group.add_argument(
         "--log-format", choices=LOG_FORMATS, help="one line for people or one JSON object for each event"
     )
     group.add_argument("--log-level", choices=LOG_LEVELS, help="least level that is logged")
@@ -192,6 +199,12 @@ def _port(text: str) -> int:
 
 def _port_or_none(text: str) -> int | None:
     return _port(text) or None
+
+
+def _endpoint(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"{text!r} is no URL; write it as http://collector:4317")
+    return text
 
 
 def _positive(text: str) -> int:

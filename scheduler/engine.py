@@ -130,6 +130,7 @@ class Engine:
             arrival=next(self._arrivals),
             cache_salt=submission.cache_salt,
             prompt_hashes=hash_chain(submission.prompt_token_ids, model.block_size, submission.cache_salt),
+            traceparent=submission.traceparent,
         )
         if self._fleet.members:
             self._check_fits(request)

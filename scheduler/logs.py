@@ -8,8 +8,17 @@ import sys
 import structlog
 
 
+class FromLibraries(logging.Handler):
+    """What libraries log goes the same way, so that every line has the one form."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        logger: structlog.typing.FilteringBoundLogger = structlog.get_logger("library")
+        logger.log(record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info or None)
+
+
 def configure_logs(log_format: str, level: str) -> None:
     """Once, before anything is logged."""
+    logging.basicConfig(level=logging.WARNING, handlers=[FromLibraries()])
     processors: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,

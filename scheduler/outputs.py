@@ -62,6 +62,7 @@ class Submission:
     cache_salt: str
     queue_timeout: float  # seconds
     tenant: str
+    traceparent: str = ""  # W3C Trace Context of its span; empty: not traced
 
 
 class EndReason(enum.Enum):

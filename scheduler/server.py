@@ -14,6 +14,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import grpc
 import structlog
@@ -29,6 +30,9 @@ from scheduler.pace import Pace
 from scheduler.readiness import Readiness
 from scheduler.request_stream import Log
 from scheduler.service import GenerationService
+
+if TYPE_CHECKING:
+    from scheduler.tracing import Tracing
 
 LAST_WORDS_SECONDS = 2.0  # for streams to end, once nothing more will come
 PARENT_POLL_SECONDS = 0.5
@@ -59,7 +63,11 @@ class Server:
     """Everything around one engine on one event loop."""
 
     def __init__(
-        self, config: SchedulerConfig, engine: ServingEngine[TicketT], keepalive: Keepalive | None = None
+        self,
+        config: SchedulerConfig,
+        engine: ServingEngine[TicketT],
+        keepalive: Keepalive | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self._config = config
         self._log: Log = structlog.get_logger("server")
@@ -72,11 +80,13 @@ class Server:
             queue_timeout=config.queue_timeout,
             stall_timeout=config.stall_timeout,
             pace=self._pace,
+            tracing=tracing,
             on_drain=self.stop,
         )
         self._service = service
         self._readiness = Readiness(engine, service, on_tick=lambda: metrics.refresh(engine.load(), self._pace.pause))
         self._metrics = metrics
+        self._tracing = tracing
         self._stop = asyncio.Event()
         self.port = 0  # listened on, once `start` returned
         self._server = grpc.aio.server(
@@ -129,6 +139,8 @@ class Server:
             await asyncio.gather(pace, readiness, engine, stop, return_exceptions=True)
             await self._server.stop(LAST_WORDS_SECONDS)
             stop_metrics()
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.close)
         self._log.info("stopped", code=int(code))
         return code
 
@@ -173,9 +185,9 @@ class Server:
         return stop
 
 
-async def serve(config: SchedulerConfig, engine: ServingEngine[TicketT]) -> ExitCode:
+async def serve(config: SchedulerConfig, engine: ServingEngine[TicketT], tracing: Tracing | None = None) -> ExitCode:
     """A whole life of the process, signals included."""
-    server = Server(config, engine)
+    server = Server(config, engine, tracing=tracing)
     stop_with_signals(server.stop)
     await server.start()
     parent = asyncio.create_task(_stop_with_parent(server.stop)) if config.exit_with_parent else None

@@ -12,10 +12,10 @@ import asyncio
 import contextlib
 import secrets
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Generic, NoReturn, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Generic, NoReturn, Protocol, TypeVar
 
 import grpc
 import structlog
@@ -28,7 +28,16 @@ from scheduler.chat_template import ChatTemplateError
 from scheduler.detokenizer import UnknownDecoder, prompt_text
 from scheduler.metrics import Metrics
 from scheduler.output import Output
-from scheduler.outputs import Draining, EndReason, ModelInfo, NoExecutor, ServingEngine, Submission, TicketT
+from scheduler.outputs import (
+    Draining,
+    EndReason,
+    ModelInfo,
+    NoExecutor,
+    OutputFinish,
+    ServingEngine,
+    Submission,
+    TicketT,
+)
 from scheduler.pace import Pace
 from scheduler.request_stream import Log, RequestStream
 from scheduler.statuses import InvalidArgument, RequestExists, is_ours, status_of
@@ -43,6 +52,9 @@ from scheduler.validation import (
     read_submission,
 )
 
+if TYPE_CHECKING:
+    from scheduler.tracing import RequestSpan, Tracing
+
 ResponseT = TypeVar("ResponseT")
 # Longer texts (characters, or tokens) are worked on beside the event loop, so that health and other streams go on.
 MAX_INLINE_SIZE = 4096
@@ -54,6 +66,8 @@ class Context(Protocol):
     """What is used of grpc.aio's ServicerContext."""
 
     async def write(self, message: Message) -> None: ...
+
+    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]]: ...
 
     async def abort(
         self, code: grpc.StatusCode, details: str, trailing_metadata: tuple[tuple[str, bytes], ...]
@@ -83,6 +97,7 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
         queue_timeout: float = 60.0,
         stall_timeout: float = 60.0,
         pace: Pace | None = None,
+        tracing: Tracing | None = None,
         on_drain: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_drain` is called when a client asks for the scheduler's drain; `drain` follows."""
@@ -91,6 +106,7 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
         self._queue_timeout = queue_timeout
         self._stall_timeout = stall_timeout
         self._pace = pace or Pace()
+        self._tracing = tracing
         self._on_drain = on_drain
         self._log: Log = structlog.get_logger("service")
         self._in_flight: dict[tuple[str, str], _InFlight[TicketT]] = {}
@@ -126,7 +142,8 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
         request_id = request.request_id or uuid.uuid4().hex
         with contextlib.suppress(_ClientGone):  # nobody is left to answer
-            await self._answer(context, request_id, self._generate(request, request_id, context))
+            generate = self._generate if self._tracing is None else self._generate_traced
+            await self._answer(context, request_id, generate(request, request_id, context))
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         async def tokenize() -> pb.TokenizeResponse:
@@ -210,13 +227,23 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
 
     # --- one request
 
-    async def _generate(self, request: pb.GenerateRequest, request_id: str, context: Context) -> None:
+    async def _generate_traced(self, request: pb.GenerateRequest, request_id: str, context: Context) -> None:
+        assert self._tracing is not None
+        with self._tracing.request(request_id, context.invocation_metadata()) as span:
+            await self._generate(request, request_id, context, span)
+
+    async def _generate(
+        self, request: pb.GenerateRequest, request_id: str, context: Context, span: RequestSpan | None = None
+    ) -> None:
         arrived = asyncio.get_running_loop().time()
         if self.draining:
             raise Draining
         identity = read_identity(request)
         with self._registered(identity.tenant, request_id) as running:
             submission, tokenizer = await self._submission(request)
+            if span is not None:
+                submission = replace(submission, traceparent=span.traceparent)
+                span.accepted()
             running.ticket = ticket = self._engine.submit(submission)
             log = self._log.bind(request_id=request_id, tenant=identity.tenant)
             outputs = _outputs(request, submission, tokenizer)
@@ -232,7 +259,7 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
                 await stream.run(lambda message: _send(context, message))
             finally:
                 self._engine.abort(ticket)
-                self._summarize(log, submission, outputs, asyncio.get_running_loop().time() - arrived)
+                self._summarize(log, submission, outputs, asyncio.get_running_loop().time() - arrived, span)
 
     async def _submission(self, request: pb.GenerateRequest) -> tuple[Submission, Tokenizer]:
         """For the model that is served when this returns, with its tokenizer. Raises InvalidArgument or NoExecutor."""
@@ -294,39 +321,54 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
             self._tokenizer = (model.fingerprint, tokenizer)
         return model, self._tokenizer[1]
 
-    def _summarize(self, log: Log, submission: Submission, outputs: list[Output], seconds: float) -> None:
-        ends = [output.end for output in outputs if output.end is not None]
-        finish = ends[0].finish if ends else None
+    def _summarize(
+        self, log: Log, submission: Submission, outputs: list[Output], seconds: float, span: RequestSpan | None
+    ) -> None:
+        """To the log, the metrics and the trace, when the call is over."""
+        ends = [output.end.finish for output in outputs if output.end is not None]
         reasons = [output.end.reason.value if output.end else EndReason.CANCELLED.value for output in outputs]
-        num_output_tokens = sum(output.num_tokens for output in outputs)
-        for reason in reasons:
-            self._metrics.requests.labels(reason).inc()
-        self._metrics.prompt_tokens.inc(len(submission.prompt_token_ids))
-        self._metrics.output_tokens.inc(num_output_tokens)
-        self._metrics.cached_tokens.inc(finish.num_cached_tokens if finish else 0)
-        self._metrics.request_latency.observe(seconds)
-        self._metrics.request_prompt_tokens.observe(len(submission.prompt_token_ids))
-        for output in outputs:
-            self._metrics.request_output_tokens.observe(output.num_tokens)
-        if finish is not None and finish.prefill_seconds:
-            self._metrics.prefill_time.observe(finish.prefill_seconds)
-        for end in ends:
-            if end.finish.decode_seconds:
-                self._metrics.decode_time.observe(end.finish.decode_seconds)
-        log.info(
-            "request",
-            reasons=reasons,
-            errors=[end.finish.error for end in ends if end.finish.error] or None,
-            num_prompt_tokens=len(submission.prompt_token_ids),
-            num_output_tokens=num_output_tokens,
-            num_cached_tokens=finish.num_cached_tokens if finish else None,
-            executors=list(finish.executors) if finish else None,
-            num_preemptions=sum(end.finish.num_preemptions for end in ends),
-            seconds=round(seconds, 6),
-            queue_seconds=round(finish.queue_seconds, 6) if finish else None,
-            prefill_seconds=round(finish.prefill_seconds, 6) if finish else None,
-            decode_seconds=round(finish.decode_seconds, 6) if finish else None,
-        )
+        first = ends[0] if ends else None
+        self._count(submission, outputs, reasons, ends, seconds)
+        values = {
+            "reasons": reasons,
+            "errors": [finish.error for finish in ends if finish.error] or None,
+            "num_prompt_tokens": len(submission.prompt_token_ids),
+            "num_output_tokens": sum(output.num_tokens for output in outputs),
+            "num_cached_tokens": first.num_cached_tokens if first else None,
+            "executors": list(first.executors) if first else None,
+            "num_preemptions": sum(finish.num_preemptions for finish in ends),
+            "seconds": round(seconds, 6),
+            "queue_seconds": round(first.queue_seconds, 6) if first else None,
+            "prefill_seconds": round(first.prefill_seconds, 6) if first else None,
+            "decode_seconds": round(first.decode_seconds, 6) if first else None,
+        }
+        log.info("request", **values)
+        if span is not None:
+            span.summarize({"tenant": submission.tenant, **values})
+
+    def _count(
+        self,
+        submission: Submission,
+        outputs: list[Output],
+        reasons: list[str],
+        ends: list[OutputFinish],
+        seconds: float,
+    ) -> None:
+        metrics = self._metrics
+        metrics.request_latency.observe(seconds)
+        metrics.prompt_tokens.inc(len(submission.prompt_token_ids))
+        metrics.request_prompt_tokens.observe(len(submission.prompt_token_ids))
+        for output, reason in zip(outputs, reasons, strict=True):
+            metrics.requests.labels(reason).inc()
+            metrics.output_tokens.inc(output.num_tokens)
+            metrics.request_output_tokens.observe(output.num_tokens)
+        if ends:
+            metrics.cached_tokens.inc(ends[0].num_cached_tokens)
+            if ends[0].prefill_seconds:  # a first token came
+                metrics.prefill_time.observe(ends[0].prefill_seconds)
+        for finish in ends:
+            if finish.decode_seconds:  # and another one
+                metrics.decode_time.observe(finish.decode_seconds)
 
     # --- text
 

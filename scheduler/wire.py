@@ -82,6 +82,7 @@ def _new_sequence(new: NewSequence) -> pb.NewSequence:
         block_ids=new.block_ids,
         sample_index=new.sample_index,
         sampling=_sampling(new.sampling, new.beam_candidates),
+        traceparent=new.traceparent,
     )
 
 

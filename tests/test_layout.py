@@ -63,6 +63,15 @@ def test_only_the_edges_import_the_wire_format() -> None:
     assert knowing <= edges
 
 
+def test_one_module_of_each_process_imports_opentelemetry() -> None:
+    importing = {
+        str(path.relative_to(ROOT))
+        for path in sources("scheduler", "executor", "proto/octavo")
+        if any(name.startswith("opentelemetry") for name in imported_modules(path))
+    }
+    assert importing == {"scheduler/tracing.py", "executor/tracing.py"}
+
+
 def test_the_command_line_imports_neither_process() -> None:
     imported = {name.partition(".")[0] for path in sources("proto/octavo/cli") for name in imported_modules(path)}
     assert imported.isdisjoint({"scheduler", "executor"})

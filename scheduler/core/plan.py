@@ -26,6 +26,7 @@ class NewSequence:
     sample_index: int
     sampling: SamplingParams
     beam_candidates: int | None = None  # report so many of the best tokens and draw none
+    traceparent: str = ""  # of the request
 
 
 class TableUpdate(NamedTuple):

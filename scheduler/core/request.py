@@ -57,6 +57,7 @@ class Request:
     alone: bool = False  # computed in plans that hold nothing else: it may be what kills executors
     num_prompt_logprobs_told: int = 0  # positions whose log probabilities an earlier executor told
     prompt_hashes: tuple[bytes, ...] | None = None  # of its full blocks; computed where absent
+    traceparent: str = ""  # handed on to executors unread
 
     @property
     def samples(self) -> tuple[int, ...]:

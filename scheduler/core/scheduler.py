@@ -424,6 +424,7 @@ class Scheduler:
             sample_index=sequence.sample_index,
             sampling=sequence.request.sampling,
             beam_candidates=sequence.beam.num_candidates if sequence.beam is not None else None,
+            traceparent=sequence.request.traceparent,
         )
 
     def _begin_siblings(self, parent: Sequence, draft: Draft) -> None:

@@ -77,6 +77,7 @@ def test_sizes_have_units(text: str, size: int) -> None:
         ("--threads -1", "--threads -1 is less than 1"),
         ("--grace-period nan", "--grace-period nan is less than 0"),
         ("--max-message-bytes 5", "less than 1M"),
+        ("--otlp-endpoint c:4317", "--otlp-endpoint 'c:4317' is no URL"),
         ("--block-size 8", "invalid choice: 8"),
         ("--dtype float8", "invalid choice: 'float8'"),
         ("--device tpu", "invalid choice: 'tpu'"),

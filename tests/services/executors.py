@@ -20,6 +20,7 @@ from executor.runner import Runner
 from executor.served import GenerationDefaults, ServedModel
 from executor.service import ExecutorService, ServiceOptions
 from executor.step_thread import StepThread
+from executor.tracing import Tracing
 from scheduler.core.request import SamplingParams
 from scheduler.core.scheduler import Scheduler
 from scheduler.engine import Engine, EngineConfig
@@ -33,13 +34,20 @@ from tests.executor.factories import VOCAB, FakeModel, create_limits
 class LocalExecutor:
     """One lifetime of an executor."""
 
-    def __init__(self, *, fingerprint: str = "model-a", heartbeat_seconds: float = 0.05, **limits: int) -> None:
+    def __init__(
+        self,
+        *,
+        fingerprint: str = "model-a",
+        heartbeat_seconds: float = 0.05,
+        tracing: Tracing | None = None,
+        **limits: int,
+    ) -> None:
         self.limits: Limits = create_limits(**limits)
         self.model = FakeModel(self.limits)
         self.incarnation = uuid.uuid4().hex
         self.port = 0
         self._fingerprint = fingerprint
-        self._service = ExecutorService(ServiceOptions("fake", "cpu", self.incarnation, heartbeat_seconds))
+        self._service = ExecutorService(ServiceOptions("fake", "cpu", self.incarnation, heartbeat_seconds), tracing)
         self.runner = Runner(self.model, self.model, self.limits)
         self._steps = StepThread(self.runner)
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])

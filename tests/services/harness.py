@@ -14,6 +14,7 @@ from octavo.v1.generation_pb2_grpc import GenerationStub
 
 from scheduler.config import SchedulerConfig
 from scheduler.server import ExitCode, Server
+from scheduler.tracing import Tracing
 from tests.services.fake_engine import FakeEngine, text_ids
 
 
@@ -36,10 +37,12 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def serving(engine: FakeEngine | None = None, **config: object) -> AsyncIterator[Running]:
+async def serving(
+    engine: FakeEngine | None = None, tracing: Tracing | None = None, **config: object
+) -> AsyncIterator[Running]:
     engine = engine or FakeEngine()
     settings = {"port": 0, "grace_period": 5.0, **config}
-    server = Server(SchedulerConfig(executors=("fake:1",), **settings), engine)  # type: ignore[arg-type]
+    server = Server(SchedulerConfig(executors=("fake:1",), **settings), engine, tracing=tracing)  # type: ignore[arg-type]
     await server.start()
     over = asyncio.create_task(server.run())
     # Without the probe the flow-control window stays at 64 KB, so that a reader that waits is soon felt.

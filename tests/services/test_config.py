@@ -65,6 +65,7 @@ def test_metrics_port_0_is_off() -> None:
         ("--executors a:1 --tenant-weight a", "'a' is not NAME=W with a weight above 0"),
         ("--executors a:1 --tenant-weight a=1,b=0", "'b=0' is not NAME=W with a weight above 0"),
         ("--executors a:1 --tenant-weight =1", "'=1' is not NAME=W"),
+        ("--executors a:1 --otlp-endpoint c:4317", "'c:4317' is no URL"),
         ("--executors a:1 --pipeline-depth 4", "invalid choice"),
         ("--executors a:1 --log-level loud", "invalid choice"),
     ],

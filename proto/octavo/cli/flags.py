@@ -28,6 +28,7 @@ class Flag:
 
 _MODEL = "`smollm2` (the demo model), a Hugging Face directory, a .gguf file or a hub id"
 _KV_MEMORY = "of the KV cache, as 512M; absent: a quarter of what is free, up to 2G; on a GPU, all"
+_OTLP = "send traces there by OTLP over gRPC, as http://collector:4317; absent: none"
 
 EXECUTOR: tuple[Flag, ...] = (
     Flag("--model", "MODEL", "smollm2", _MODEL),
@@ -48,6 +49,7 @@ EXECUTOR: tuple[Flag, ...] = (
     Flag("--port", "PORT", "50052", "port to listen on; 0 takes a free one", serve=False),
     Flag("--grace-period", "SECONDS", "30", "time for running requests to finish after SIGTERM"),
     Flag("--max-message-bytes", "BYTES", "64M", "largest gRPC message, both ways"),
+    Flag("--otlp-endpoint", "URL", None, _OTLP),
     Flag("--log-format", "FORM", "console", "console or json, on stderr"),
     Flag("--log-level", "LEVEL", "info", "debug, info, warning or error"),
     Flag("--exit-with-parent", None, None, "end when the process that started this one ends", serve=False),
@@ -72,6 +74,7 @@ SCHEDULER: tuple[Flag, ...] = (
     Flag("--grace-period", "SECONDS", "30", "time for running streams to finish after SIGTERM"),
     Flag("--exit-on-executor-loss", None, None, "exit with code 3 once the executor is gone", serve=False),
     Flag("--exit-with-parent", None, None, "end when the process that started this one ends", serve=False),
+    Flag("--otlp-endpoint", "URL", None, _OTLP),
     Flag("--log-format", "FORM", "console", "console or json, on stderr"),
     Flag("--log-level", "LEVEL", "info", "debug, info, warning or error"),
 )  # fmt: skip

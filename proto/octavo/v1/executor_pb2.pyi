@@ -201,7 +201,7 @@ class BatchPlan(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., finished: _Optional[_Iterable[int]] = ..., preempted: _Optional[_Iterable[int]] = ..., new: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., token_sequences: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., table_sequences: _Optional[_Iterable[int]] = ..., table_starts: _Optional[_Iterable[int]] = ..., table_counts: _Optional[_Iterable[int]] = ..., table_blocks: _Optional[_Iterable[int]] = ..., copy_sources: _Optional[_Iterable[int]] = ..., copy_destinations: _Optional[_Iterable[int]] = ..., row_sequences: _Optional[_Iterable[int]] = ..., row_tokens: _Optional[_Iterable[int]] = ..., fork_parents: _Optional[_Iterable[int]] = ..., fork_children: _Optional[_Iterable[int]] = ..., fork_samples: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class NewSequence(_message.Message):
-    __slots__ = ("sequence_id", "token_ids", "num_prompt_tokens", "num_computed_tokens", "block_ids", "sample_index", "sampling")
+    __slots__ = ("sequence_id", "token_ids", "num_prompt_tokens", "num_computed_tokens", "block_ids", "sample_index", "sampling", "traceparent")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -209,6 +209,7 @@ class NewSequence(_message.Message):
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_prompt_tokens: int
@@ -216,7 +217,8 @@ class NewSequence(_message.Message):
     block_ids: _containers.RepeatedScalarFieldContainer[int]
     sample_index: int
     sampling: SequenceSampling
-    def __init__(self, sequence_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., sample_index: _Optional[int] = ..., sampling: _Optional[_Union[SequenceSampling, _Mapping]] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, sequence_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., sample_index: _Optional[int] = ..., sampling: _Optional[_Union[SequenceSampling, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class SequenceSampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "seed", "min_tokens", "stop_token_ids", "logprobs", "prompt_logprobs", "beam_candidates")

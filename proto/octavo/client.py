@@ -170,24 +170,29 @@ class Client:
         """Ends the connection, and with it the calls that still run."""
         self._channel.close()
 
-    def generate(self, *, timeout: float | None = None, **options: Unpack[GenerateOptions]) -> Iterator[Event]:
+    def generate(
+        self, *, timeout: float | None = None, traceparent: str | None = None, **options: Unpack[GenerateOptions]
+    ) -> Iterator[Event]:
         """Events as they come: Started, then Delta (and PromptLogprobs, if asked for), one Finished for each output.
 
             for event in client.generate(text="Once upon a time", n=2, seed=7):
                 ...
 
-        The request is sent when the first event is asked for, and cancelled when the iterator is closed.
+        The request is sent when the first event is asked for, and cancelled when the iterator is closed. `traceparent`
+        is the W3C Trace Context of the caller's span, if the server's are to be its children.
         """
-        return self._events(request_of(options), self.timeout if timeout is None else timeout)
+        return self._events(request_of(options), self.timeout if timeout is None else timeout, traceparent)
 
-    def complete(self, *, timeout: float | None = None, **options: Unpack[GenerateOptions]) -> Completion:
+    def complete(
+        self, *, timeout: float | None = None, traceparent: str | None = None, **options: Unpack[GenerateOptions]
+    ) -> Completion:
         """All of it at once. Raises RequestFailed where an output ended with an error.
 
         completion = client.complete(chat=[("system", "Be brief."), ("user", "Hi!")])
         print(completion.text, completion.usage.num_output_tokens)
         """
         gathered = Gathered()
-        for event in self.generate(timeout=timeout, **options):
+        for event in self.generate(timeout=timeout, traceparent=traceparent, **options):
             gathered.add(event)
         return gathered.completion()
 
@@ -254,8 +259,8 @@ class Client:
         except grpc.RpcError as error:
             raise error_of(error, self.address, timeout) from None
 
-    def _events(self, request: pb.GenerateRequest, timeout: float | None) -> Iterator[Event]:
-        call = self._stub.Generate(request, timeout=timeout)
+    def _events(self, request: pb.GenerateRequest, timeout: float | None, traceparent: str | None) -> Iterator[Event]:
+        call = self._stub.Generate(request, timeout=timeout, metadata=_metadata(traceparent))
         try:
             for message in call:
                 if (event := event_of(message)) is not None:
@@ -300,15 +305,19 @@ class AsyncClient:
         """Ends the connection, and with it the calls that still run."""
         await self._channel.close()
 
-    def generate(self, *, timeout: float | None = None, **options: Unpack[GenerateOptions]) -> AsyncIterator[Event]:
+    def generate(
+        self, *, timeout: float | None = None, traceparent: str | None = None, **options: Unpack[GenerateOptions]
+    ) -> AsyncIterator[Event]:
         """As `Client.generate`. After a `break`, the request is cancelled once the iterator is closed: `aclosing`
         from contextlib does that at once."""
-        return self._events(request_of(options), self.timeout if timeout is None else timeout)
+        return self._events(request_of(options), self.timeout if timeout is None else timeout, traceparent)
 
-    async def complete(self, *, timeout: float | None = None, **options: Unpack[GenerateOptions]) -> Completion:
+    async def complete(
+        self, *, timeout: float | None = None, traceparent: str | None = None, **options: Unpack[GenerateOptions]
+    ) -> Completion:
         """As `Client.complete`."""
         gathered = Gathered()
-        async for event in self.generate(timeout=timeout, **options):
+        async for event in self.generate(timeout=timeout, traceparent=traceparent, **options):
             gathered.add(event)
         return gathered.completion()
 
@@ -373,8 +382,10 @@ class AsyncClient:
         except grpc.RpcError as error:
             raise error_of(error, self.address, timeout) from None
 
-    async def _events(self, request: pb.GenerateRequest, timeout: float | None) -> AsyncIterator[Event]:
-        call = self._stub.Generate(request, timeout=timeout)
+    async def _events(
+        self, request: pb.GenerateRequest, timeout: float | None, traceparent: str | None
+    ) -> AsyncIterator[Event]:
+        call = self._stub.Generate(request, timeout=timeout, metadata=_metadata(traceparent))
         try:
             async for message in call:
                 if (event := event_of(message)) is not None:
@@ -383,6 +394,10 @@ class AsyncClient:
             raise error_of(error, self.address, timeout) from None
         finally:
             call.cancel()
+
+
+def _metadata(traceparent: str | None) -> tuple[tuple[str, str], ...]:
+    return () if traceparent is None else (("traceparent", traceparent),)
 
 
 def _tokenize_request(text: str | None, chat: Conversation | None, add_special_tokens: bool) -> pb.TokenizeRequest:

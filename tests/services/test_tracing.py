@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 
 import grpc
 import pytest
+from octavo.client import AsyncClient, Client
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -94,6 +96,20 @@ async def test_a_calls_span_is_a_child_of_the_clients_and_goes_with_the_submissi
     assert [(stage.end_time - stage.start_time) / 1e9 for stage in stages] == list(timings.values())
     assert [parent_of(stage) for stage in stages] == [id_of(span)] * 3
     assert [stage.start_time for stage in stages[1:]] == [stage.end_time for stage in stages[:-1]]
+
+
+async def test_the_client_library_hands_the_callers_trace_on() -> None:
+    spans = Spans()
+    async with serving(tracing=scheduler.tracing.Tracing(spans.processor)) as running:
+        async with AsyncClient(running.address) as client:
+            await client.complete(text="Hello", traceparent=TRACEPARENT)
+
+        def blocking() -> None:
+            with Client(running.address) as client:
+                client.complete(text="Hello", traceparent=TRACEPARENT)
+
+        await asyncio.to_thread(blocking)
+    assert [(trace_of(span), parent_of(span)) for span in spans.all(GENERATE)] == [(TRACE, PARENT)] * 2
 
 
 @pytest.mark.parametrize("metadata", [[], [("traceparent", "nonsense")]])

@@ -38,8 +38,8 @@ class SchedulerConfig:
     exit_with_parent: bool = False
     max_message_bytes: int = 16 * 1024 * 1024
     reflection: bool = True
-    metrics_port: int | None = None
     otlp_endpoint: str | None = None  # URL; None: no traces
+    http_port: int | None = None  # 0: any free one; None: no such port
     log_format: str = "console"
     log_level: str = "info"
 
@@ -109,7 +109,10 @@ def _add_listening(group: argparse._ArgumentGroup) -> None:
         "--no-reflection", dest="reflection", action="store_false", default=True, help="do not describe the services"
     )
     group.add_argument(
-        "--metrics-port", type=_port_or_none, metavar="PORT", help="serve Prometheus metrics there; 0 or absent: off"
+        "--http-port",
+        type=_port,
+        metavar="PORT",
+        help="serve /metrics there; 0 takes a free one; absent: off",
     )
 
 
@@ -195,10 +198,6 @@ def _port(text: str) -> int:
     if not text.isdigit() or int(text) >= 65536:
         raise argparse.ArgumentTypeError(f"{text!r} is no port, which is a number below 65536")
     return int(text)
-
-
-def _port_or_none(text: str) -> int | None:
-    return _port(text) or None
 
 
 def _endpoint(text: str) -> str:

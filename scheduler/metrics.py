@@ -1,4 +1,4 @@
-"""The scheduler's Prometheus metrics: a registry of its own, names with units, and the port that serves them.
+"""The scheduler's Prometheus metrics: a registry of its own, names with units.
 
 The service counts requests, the engine what becomes of them, each executor's session its steps; the server refreshes
 the gauges from the engine's snapshot once a second. Nothing is kept per request, and no label takes its values from
@@ -8,11 +8,7 @@ metric means for whoever looks.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from wsgiref.simple_server import WSGIServer
-
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from scheduler.core.plan import StepTimings
 from scheduler.outputs import ExecutorLoad, ExecutorState, Load
@@ -198,19 +194,6 @@ class Metrics:
         self.preemptions.labels(address).inc(executor.num_preemptions - before.num_preemptions)
         self.prefix_queries.labels(address).inc(executor.prefix_queries - before.prefix_queries)
         self.prefix_hits.labels(address).inc(executor.prefix_hits - before.prefix_hits)
-
-    def serve(self, host: str, port: int) -> Callable[[], None]:
-        """Answers GET /metrics from a thread; returns what stops it. Raises OSError where the port is taken."""
-        server: WSGIServer
-        thread: threading.Thread
-        server, thread = start_http_server(port, host, registry=self.registry)
-
-        def stop() -> None:
-            server.shutdown()
-            server.server_close()
-            thread.join()
-
-        return stop
 
 
 class ExecutorMetrics:

@@ -30,6 +30,7 @@ from scheduler.pace import Pace
 from scheduler.readiness import Readiness
 from scheduler.request_stream import Log
 from scheduler.service import GenerationService
+from scheduler.web import WebServer
 
 if TYPE_CHECKING:
     from scheduler.tracing import Tracing
@@ -85,8 +86,8 @@ class Server:
         )
         self._service = service
         self._readiness = Readiness(engine, service, on_tick=lambda: metrics.refresh(engine.load(), self._pace.pause))
-        self._metrics = metrics
         self._tracing = tracing
+        self.web = None if config.http_port is None else WebServer(metrics, config.host, config.http_port)
         self._stop = asyncio.Event()
         self.port = 0  # listened on, once `start` returned
         self._server = grpc.aio.server(
@@ -112,8 +113,17 @@ class Server:
             self.port = 0
         if self.port == 0:
             raise CannotListen(f"cannot listen on {address}: the port is taken, or the address is not this machine's")
+        if self.web is not None:
+            await self._start(self.web)
         await self._server.start()
         self._log.info("listening", host=host, port=self.port)
+
+    async def _start(self, web: WebServer) -> None:
+        try:
+            await web.start()
+        except OSError as error:
+            raise CannotListen(f"cannot serve HTTP on port {web.port}: {error.strerror}") from error
+        self._log.info("serving_http", url=web.url)
 
     def stop(self) -> None:
         """Begins the drain."""
@@ -121,7 +131,6 @@ class Server:
 
     async def run(self) -> ExitCode:
         """From after `start` to the end of the process's work."""
-        stop_metrics = self._serve_metrics()
         pace = asyncio.create_task(self._pace.run(), name="pace")
         readiness = asyncio.create_task(self._readiness.run())
         engine = asyncio.create_task(self._run_engine())
@@ -138,9 +147,10 @@ class Server:
                 task.cancel()
             await asyncio.gather(pace, readiness, engine, stop, return_exceptions=True)
             await self._server.stop(LAST_WORDS_SECONDS)
-            stop_metrics()
             if self._tracing is not None:
                 await asyncio.to_thread(self._tracing.close)
+            if self.web is not None:
+                await self.web.stop()
         self._log.info("stopped", code=int(code))
         return code
 
@@ -172,17 +182,6 @@ class Server:
                 await self._service.wait_idle()
             return True
         return False
-
-    def _serve_metrics(self) -> Callable[[], None]:
-        port = self._config.metrics_port
-        if port is None:
-            return lambda: None
-        try:
-            stop = self._metrics.serve(self._config.host, port)
-        except OSError as error:
-            raise CannotListen(f"cannot serve metrics on port {port}: {error.strerror}") from error
-        self._log.info("serving_metrics", port=port)
-        return stop
 
 
 async def serve(config: SchedulerConfig, engine: ServingEngine[TicketT], tracing: Tracing | None = None) -> ExitCode:

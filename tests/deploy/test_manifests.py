@@ -145,7 +145,7 @@ def test_clients_reach_the_schedulers_port_and_prometheus_its_metrics(overlay: s
     names = ("octavo-scheduler", "octavo-scheduler-metrics")
     ports = [values_of(everything(overlay)["NetworkPolicy", name], "ports") for name in names]
     told = scheduler_config(overlay)
-    assert ports == [[[{"protocol": "TCP", "port": port}]] for port in (told.port, told.metrics_port)]
+    assert ports == [[[{"protocol": "TCP", "port": port}]] for port in (told.port, told.http_port)]
 
 
 # --- ports and probes
@@ -157,8 +157,8 @@ def test_containers_name_the_ports_that_their_process_listens_on(overlay: str, p
     told = config(overlay, process)
     wanted = {"grpc": told.port}
     if isinstance(told, SchedulerConfig):
-        assert told.metrics_port is not None
-        wanted["metrics"] = told.metrics_port
+        assert told.http_port is not None
+        wanted["metrics"] = told.http_port
     assert {port["name"]: port["containerPort"] for port in container(overlay, process)["ports"]} == wanted
     assert told.host == "0.0.0.0"
 

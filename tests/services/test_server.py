@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import urllib.request
 from collections.abc import AsyncIterator
 
 import grpc
@@ -160,18 +158,3 @@ async def test_a_port_that_is_taken_is_one_sentence(running: Running) -> None:
     other = Server(SchedulerConfig(executors=("fake:1",), port=running.server.port), FakeEngine())
     with pytest.raises(CannotListen, match=rf"cannot listen on 127.0.0.1:{running.server.port}: the port is taken"):
         await other.start()
-
-
-async def test_metrics_are_served_when_asked_for(unused_tcp_port: int) -> None:
-    async with serving(metrics_port=unused_tcp_port) as running:
-        await running.generate()
-        await wait_for_health(running, SERVING)
-        with await asyncio.to_thread(urllib.request.urlopen, f"http://127.0.0.1:{unused_tcp_port}/metrics") as page:
-            text = page.read().decode()
-    lines = text.splitlines()
-    assert 'octavo_num_requests_running{executor="here:1"} 3.0' in lines
-    assert "octavo_num_requests_waiting 2.0" in lines
-    assert 'octavo_kv_cache_usage_perc{executor="here:1"} 0.6' in lines
-    assert "octavo_time_to_first_token_seconds_count 1.0" in lines
-    assert 'octavo_requests_total{reason="stop"} 1.0' in lines
-    assert "octavo_generation_tokens_total 3.0" in lines

@@ -128,7 +128,7 @@ async def test_a_cancelled_call_aborts_its_request() -> None:
 
 async def test_outputs_of_a_cancelled_call_are_counted_too() -> None:
     async with serving(FakeEngine(script=hang)) as running:
-        registry = running.server._metrics.registry
+        registry = running.engine.metrics.registry
         call = running.stub.Generate(make_request(n=3))
         await call.read()
         call.cancel()

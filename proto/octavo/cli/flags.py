@@ -62,7 +62,7 @@ SCHEDULER: tuple[Flag, ...] = (
     Flag("--port", "PORT", "50051", "port to listen on; 0 takes a free one"),
     Flag("--max-message-bytes", "BYTES", "16M", "largest gRPC message, both ways"),
     Flag("--no-reflection", None, None, "do not describe the services to whoever asks"),
-    Flag("--metrics-port", "PORT", None, "serve Prometheus metrics there; absent: off"),
+    Flag("--http-port", "PORT", None, "serve /metrics there; 0 takes a free one; absent: off"),
     Flag("--max-queue-requests", "N", "1024", "most requests that may wait"),
     Flag("--max-queue-tokens", "N", "4000000", "most tokens of KV demand that may wait"),
     Flag("--tenant-weight", "NAME=W[,…]", None, "share of a tenant while others wait too; absent: 1 for each"),

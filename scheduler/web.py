@@ -1,0 +1,107 @@
+"""The scheduler's HTTP port: what it serves, to whom, and under which headers.
+
+One application on the process's own event loop, for people and for Prometheus; it changes nothing. It asks nobody who
+they are, so a browser must not become a bridge to it: names that anybody can point at this machine (DNS rebinding) and
+pages of other sites are refused.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from prometheus_client.aiohttp import make_aiohttp_handler
+
+from scheduler.metrics import Metrics
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+    "Server": "octavo",
+}
+# Names that no stranger can register.
+PRIVATE_SUFFIXES = (".localhost", ".local", ".internal", ".svc", ".cluster.local", ".home.arpa", ".test")
+KEEPALIVE_SECONDS = 15.0  # of a connection that asks for nothing
+SHUTDOWN_SECONDS = 1.0
+
+
+class WebServer:
+    """Serves `host:port` between `start` and `stop`; with port 0, whichever `port` then names."""
+
+    def __init__(self, metrics: Metrics, host: str, port: int) -> None:
+        self._host = host.strip("[]")
+        self.port = port
+        self._app = web.Application(middlewares=[self._guard])
+        self._app.router.add_get("/metrics", make_aiohttp_handler(metrics.registry))
+        self._app.router.add_get("/healthz", _healthz)
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def url(self) -> str:
+        """For a browser on this machine."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host)
+        return f"http://[{host}]:{self.port}/" if ":" in host else f"http://{host}:{self.port}/"
+
+    async def start(self) -> None:
+        """Raises OSError where the port is taken."""
+        self._runner = web.AppRunner(
+            self._app, access_log=None, keepalive_timeout=KEEPALIVE_SECONDS, shutdown_timeout=SHUTDOWN_SECONDS
+        )
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._host, self.port)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuses strangers' names and pages, and sets the headers of all answers but streams, which set their own."""
+        response: web.StreamResponse
+        if not is_private_name(request.headers.get("Host", ""), self._host):
+            response = web.Response(status=421, text="ask by address, or by a name of the private network\n")
+        elif is_foreign(request):
+            response = web.Response(status=403, text="other sites' pages are not answered\n")
+        else:
+            try:
+                response = await handler(request)
+            except web.HTTPException as error:  # no such path or method
+                response = web.Response(status=error.status, text=f"{error.reason}\n")
+        if not response.prepared:
+            response.headers.update(HEADERS)
+        return response
+
+
+async def _healthz(request: web.Request) -> web.Response:
+    """The event loop turns; whether requests would run is the health service's to say, over gRPC."""
+    return web.Response(text="ok\n")
+
+
+def is_private_name(host: str, own: str) -> bool:
+    """The Host header is an address, the configured name, or one that resolves in private networks alone."""
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    name = name.lower().removesuffix(".")
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        labels = name.split(".")
+        return bool(name) and (name == own.lower() or len(labels) == 1 or f".{name}".endswith(PRIVATE_SUFFIXES))
+    return True
+
+
+def is_foreign(request: web.Request) -> bool:
+    """A browser asks on behalf of another site's page. To follow a link from there is fine."""
+    site = request.headers.get("Sec-Fetch-Site", "none")
+    return site in ("cross-site", "same-site") and request.headers.get("Sec-Fetch-Mode") != "navigate"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from scheduler.core.plan import StepTimings
-from scheduler.outputs import ExecutorLoad, ExecutorState, Load
+from scheduler.outputs import EndReason, ExecutorLoad, ExecutorState, Load
 
 SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 LONG_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -39,6 +39,11 @@ class Metrics:
         registry = self.registry
         self.requests = Counter("octavo_requests", "Outputs that ended", ["reason"], registry=registry)
         self.refused = Counter("octavo_requests_refused", "Calls ended by a status", ["code"], registry=registry)
+        # A counter that begins with its first count shows no rate of it, and alerts ask for rates.
+        for reason in EndReason:
+            self.requests.labels(reason.value)
+        for code in ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "INVALID_ARGUMENT", "INTERNAL"):
+            self.refused.labels(code)
         self.moved = Counter("octavo_requests_moved", "Requests that an executor left to others", registry=registry)
         self.prompt_tokens = Counter("octavo_prompt_tokens", "Prompt tokens accepted", registry=registry)
         self.cached_tokens = Counter("octavo_cached_prompt_tokens", "Of those, cached before", registry=registry)

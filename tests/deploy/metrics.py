@@ -15,10 +15,11 @@ SCRAPED = {"instance", "job", "namespace", "pod"}  # labels that Prometheus adds
 
 @dataclass(frozen=True)
 class Query:
-    """Of one expression: each series by its name, and the labels that are asked of each."""
+    """Of one expression: its series by name, the labels that it asks of them, and the values of these that it names."""
 
     series: frozenset[str]
     labels: frozenset[str]
+    values: frozenset[tuple[str, str]]
 
 
 def read_query(text: str) -> Query:
@@ -27,11 +28,13 @@ def read_query(text: str) -> Query:
         text = text.replace(variable, value)
     names: set[str] = set()
     labels: set[str] = set()
+    values: set[tuple[str, str]] = set()
 
     def visit(node: object) -> None:
         match node:
             case promql_parser.VectorSelector():
                 names.add(node.name)
+                values.update((matcher.name, matcher.value) for matcher in node.matchers.matchers)
                 labels.update(matcher.name for matcher in node.matchers.matchers)
             case promql_parser.MatrixSelector():
                 visit(node.vector_selector)
@@ -39,7 +42,7 @@ def read_query(text: str) -> Query:
                 labels.update(node.modifier.labels)
 
     promql_parser.walk(promql_parser.parse(text), visit)
-    return Query(frozenset(names), frozenset(labels))
+    return Query(frozenset(names), frozenset(labels), frozenset(values))
 
 
 def served_series() -> dict[str, set[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import grpc
 import kubernetes_validate
 import pytest
 import yaml
@@ -12,6 +13,7 @@ from executor.config import ExecutorConfig, parse_arguments
 from executor.server import LIVENESS, SERVICE
 from scheduler.config import SchedulerConfig, parse_config
 from scheduler.discovery import split_target
+from scheduler.outputs import EndReason, ExecutorState
 from scheduler.readiness import LIVENESS_NAME, READINESS_NAMES
 from scheduler.server import LAST_WORDS_SECONDS
 from tests.deploy.manifests import (
@@ -344,3 +346,18 @@ def test_the_dashboard_is_a_configmap_that_grafana_looks_for(overlay: str) -> No
     found = everything(overlay)["ConfigMap", "octavo-dashboard"]
     assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert found["data"] == {"octavo.json": (DEPLOY / "grafana" / "octavo.json").read_text()}
+
+
+@each_overlay
+def test_alerts_ask_for_series_labels_and_values_that_there_are(overlay: str) -> None:
+    [group] = everything(overlay)["PrometheusRule", "octavo"]["spec"]["groups"]
+    served = served_series()
+    known = {"state": {state.value for state in ExecutorState}, "reason": {reason.value for reason in EndReason}}
+    known["code"] = {code.name for code in grpc.StatusCode}
+    for rule in group["rules"]:
+        query = read_query(rule["expr"])
+        assert query.series <= set(served), rule["alert"]
+        assert query.labels <= set().union(*(served[name] for name in query.series)), rule["alert"]
+        assert all(value in known[label] for label, value in query.values), rule["alert"]
+        assert rule["annotations"]["summary"]
+    assert len({rule["alert"] for rule in group["rules"]}) == len(group["rules"]) >= 7

@@ -215,6 +215,20 @@ def test_the_series_of_an_address_go_when_it_does() -> None:
     assert labelled(metrics.registry, "executor") == {"10.0.0.2:1"}
 
 
+def test_what_alerts_ask_for_begins_at_nothing() -> None:
+    """A counter that appeared with its first error showed no rate of it."""
+    registry = Metrics().registry
+    assert registry.get_sample_value("octavo_requests_total", {"reason": "error"}) == 0
+    assert registry.get_sample_value("octavo_requests_refused_total", {"code": "INTERNAL"}) == 0
+
+
+def test_a_late_loop_is_told() -> None:
+    metrics = Metrics()
+    metrics.refresh(Load(), stream_pause=0.25)
+    assert metrics.registry.get_sample_value("octavo_stream_pause_seconds") == 0.25
+    assert metrics.registry.get_sample_value("octavo_num_executors", {"state": "ready"}) == 0
+
+
 def test_a_new_executor_at_an_address_counts_on() -> None:
     metrics = Metrics()
     first = ExecutorLoad("10.0.0.1:1", "i1", ExecutorState.READY, num_blocks=10, num_free_blocks=5, prefix_queries=7)

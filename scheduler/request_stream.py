@@ -9,6 +9,7 @@ then still ends properly, should it read on.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Generic
 
@@ -48,7 +49,7 @@ class RequestStream(Generic[TicketT]):
         on_stall: Callable[[], None],
         pace: Pace,
     ) -> None:
-        """`arrived`: when the call came, on the event loop's clock. `on_stall` ends the request of a client that has
+        """`arrived`: when the call came, on the monotonic clock. `on_stall` ends the request of a client that has
         read nothing for `stall_timeout` seconds."""
         self.outputs = outputs
         self._engine = engine
@@ -129,7 +130,7 @@ class RequestStream(Generic[TicketT]):
         self._on_stall()
 
     def _measure(self, event: OutputEvent) -> None:
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()  # uvloop's own clock counts whole milliseconds
         before = self._last_token[event.index]
         if before is None:
             self._metrics.time_to_first_token.observe(now - self._arrived)

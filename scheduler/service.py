@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -235,7 +236,7 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
     async def _generate(
         self, request: pb.GenerateRequest, request_id: str, context: Context, span: RequestSpan | None = None
     ) -> None:
-        arrived = asyncio.get_running_loop().time()
+        arrived = time.monotonic()
         if self.draining:
             raise Draining
         identity = read_identity(request)
@@ -259,7 +260,7 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
                 await stream.run(lambda message: _send(context, message))
             finally:
                 self._engine.abort(ticket)
-                self._summarize(log, submission, outputs, asyncio.get_running_loop().time() - arrived, span)
+                self._summarize(log, submission, outputs, time.monotonic() - arrived, span)
 
     async def _submission(self, request: pb.GenerateRequest) -> tuple[Submission, Tokenizer]:
         """For the model that is served when this returns, with its tokenizer. Raises InvalidArgument or NoExecutor."""

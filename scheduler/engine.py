@@ -18,11 +18,13 @@ import structlog
 
 from scheduler.admission import AdmissionQueue
 from scheduler.core.block_hash import hash_chain
+from scheduler.core.block_map import Holder
 from scheduler.core.plan import BatchPlan, StepResult, TokenEvent
 from scheduler.core.request import DoesNotFit as CoreDoesNotFit
 from scheduler.core.request import Request
 from scheduler.core.scheduler import Drained
 from scheduler.fleet import Fleet, FleetConfig, Member
+from scheduler.inspection import ExecutorView, Inspection, Owner
 from scheduler.metrics import Metrics
 from scheduler.outputs import (
     DoesNotFit,
@@ -180,6 +182,32 @@ class Engine:
             draining=self._draining,
         )
 
+    def inspect(self) -> Inspection:
+        members = sorted(self._fleet.members.values(), key=lambda member: member.address)
+        model = self._fleet.model
+        return Inspection(time.monotonic(), model.name if model else "", self.load(), tuple(map(self._view, members)))
+
+    def _view(self, member: Member) -> ExecutorView:
+        block_map = member.core.block_map()
+        return ExecutorView(
+            target=member.address,
+            block_map=block_map,
+            owners=tuple(map(self._owner, block_map.holders)),
+            max_num_seqs=member.core.config.max_num_seqs,
+            max_num_batched_tokens=member.core.config.max_num_batched_tokens,
+            num_sampled_tokens=member.steps.num_sampled_tokens,
+            steps=member.steps.records(),
+        )
+
+    def _owner(self, holder: Holder) -> Owner | None:
+        """A hypothesis of a beam search belongs to no output alone: it is shown with the first of its request."""
+        for sequence_id in (holder.sequence_id, *holder.output_ids):
+            output = self._outputs.get(sequence_id)
+            if output is not None:
+                submission = output.ticket.submission
+                return Owner(submission.request_id, submission.tenant, output.index)
+        return None
+
     def stalled(self) -> str | None:
         """Why nothing is planned although work waits; None while all is well."""
         now = time.monotonic()
@@ -223,6 +251,7 @@ class Engine:
 
     def answered(self, member: Member, result: StepResult) -> Sequence[TokenEvent]:
         events = member.core.update(result)
+        member.steps.answered(result, time.monotonic())
         self._hand_over(member)
         self._plan(member)
         return events
@@ -325,6 +354,7 @@ class Engine:
         while (plan := member.core.schedule()) is not None:
             self._note_plan(plan, member)
             member.session.send(plan)
+            member.steps.sent(plan, time.monotonic())
         if member.draining and not member.core.has_work and not member.told_to_finish:
             member.told_to_finish = True
             member.session.finish()
@@ -451,16 +481,17 @@ class Engine:
         raise DoesNotFit(str(refusal))
 
     def _waiting(self) -> Iterator[WaitingRequests]:
-        """Nobody overtakes the head of the queue, so only that has a reason of its own."""
-        ahead: tuple[str, int] | None = None
+        """Nobody overtakes the head of the queue, so only that has a reason of its own. No reason names a tenant: who
+        may read them is not who may read names."""
+        ahead: int | None = None  # a priority
         for tenant, priority, num_requests, head in self._queue.classes():
             if ahead is None:
                 reason = self._why_waiting(head)
-            elif priority != ahead[1]:
-                reason = f"requests of priority {ahead[1]} come first"
+            elif priority != ahead:
+                reason = f"requests of priority {ahead} come first"
             else:
-                reason = f"tenant {ahead[0]!r} was served less for its weight, or came earlier"
-            ahead = ahead if ahead is not None and ahead[1] == priority else (tenant, priority)
+                reason = "another tenant was served less for its weight, or came earlier"
+            ahead = priority
             yield WaitingRequests(tenant, priority, num_requests, reason)
 
     def _why_waiting(self, job: _Job) -> str:

@@ -33,6 +33,7 @@ from scheduler.executor_client import (
 )
 from scheduler.metrics import Metrics
 from scheduler.outputs import ExecutorLoad, ExecutorState, ModelInfo
+from scheduler.step_log import StepLog
 
 RETRY_UNREACHABLE = 0.2  # seconds
 RETRY_REFUSED = 1.0
@@ -60,6 +61,7 @@ class Member:
     drain_reason: str = ""
     told_to_finish: bool = False  # it was told that no plan follows
     last_answer: float = field(default_factory=time.monotonic)
+    steps: StepLog = field(default_factory=StepLog)
 
     @property
     def incarnation(self) -> str:

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from octavo.v1 import generation_pb2 as pb
 
+from scheduler.core.block_map import Holder
 from scheduler.core.plan import PromptLogprobs, TokenLogprobs
 from scheduler.detokenizer import Pieces
+from scheduler.inspection import ExecutorView, Inspection, Owner
 from scheduler.output import OutputDelta, OutputEnd
 from scheduler.outputs import EndReason, ExecutorLoad, ExecutorState, Load, ModelInfo, Submission, WaitingRequests
 
@@ -119,6 +121,48 @@ def load(news: Load, *, draining: bool) -> pb.GetLoadResponse:
         queue_limit=news.queue_limit,
         waiting=map(_waiting, news.waiting),
         draining=draining or news.draining,
+    )
+
+
+def inspection(news: Inspection, *, draining: bool) -> pb.WatchBlocksResponse:
+    return pb.WatchBlocksResponse(
+        seconds=news.seconds,
+        model=news.model,
+        load=load(news.load, draining=draining),
+        executors=map(_block_map, news.executors),
+    )
+
+
+def _block_map(news: ExecutorView) -> pb.BlockMap:
+    block_map = news.block_map
+    return pb.BlockMap(
+        target=news.target,
+        block_size=block_map.block_size,
+        sequences=map(_sequence, block_map.holders, news.owners),
+        holders=block_map.holder_of,
+        ref_counts=block_map.ref_cnt,
+        num_filled=block_map.num_filled,
+        max_num_seqs=news.max_num_seqs,
+        max_num_batched_tokens=news.max_num_batched_tokens,
+        num_sampled_tokens=news.num_sampled_tokens,
+        steps=[pb.StepInfo(**record._asdict()) for record in news.steps],
+    )
+
+
+def _sequence(holder: Holder, owner: Owner | None) -> pb.RunningSequence:
+    return pb.RunningSequence(
+        sequence_id=holder.sequence_id,
+        group=holder.output_ids[0],
+        request_id=owner.request_id if owner else "",
+        tenant=owner.tenant if owner else "",
+        index=owner.index if owner else 0,
+        priority=holder.priority,
+        num_prompt_tokens=holder.num_prompt_tokens,
+        num_tokens=holder.num_tokens,
+        num_computed_tokens=holder.num_computed_tokens,
+        num_cached_tokens=holder.num_cached_tokens,
+        num_blocks=holder.num_blocks,
+        num_preemptions=holder.num_preemptions,
     )
 
 

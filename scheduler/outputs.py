@@ -16,6 +16,7 @@ from scheduler.core.plan import PromptLogprobs, TokenLogprobs
 from scheduler.core.request import SamplingParams
 
 if TYPE_CHECKING:
+    from scheduler.inspection import Inspection
     from scheduler.metrics import Metrics
 
 
@@ -62,6 +63,7 @@ class Submission:
     cache_salt: str
     queue_timeout: float  # seconds
     tenant: str
+    request_id: str = ""  # the client's own name for it, or the one chosen for it: to show, never to find it by
     traceparent: str = ""  # W3C Trace Context of its span; empty: not traced
 
 
@@ -245,6 +247,9 @@ class ServingEngine(Protocol[TicketT]):
         grace period is; returns its incarnation. Raises UnknownExecutor."""
 
     def load(self) -> Load: ...
+
+    def inspect(self) -> Inspection:
+        """Everything an onlooker may see; it costs as much as a step, so ask through an Inspector."""
 
     def stalled(self) -> str | None:
         """Why nothing is planned although work waits; None while all is well."""

@@ -24,6 +24,7 @@ from octavo.v1 import generation_pb2
 from octavo.v1.generation_pb2_grpc import add_GenerationServicer_to_server
 
 from scheduler.config import SchedulerConfig
+from scheduler.inspection import Inspector
 from scheduler.malformed import RefuseMalformed
 from scheduler.outputs import ExecutorLost, ServingEngine, TicketT
 from scheduler.pace import Pace
@@ -75,12 +76,14 @@ class Server:
         self._run_engine = engine.run
         metrics = engine.metrics
         self._pace = Pace()
+        inspector = Inspector(engine.inspect)
         service = GenerationService(
             engine,
             metrics,
             queue_timeout=config.queue_timeout,
             stall_timeout=config.stall_timeout,
             pace=self._pace,
+            inspector=inspector,
             tracing=tracing,
             on_drain=self.stop,
         )

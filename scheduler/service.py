@@ -27,6 +27,7 @@ from octavo.v1.generation_pb2_grpc import GenerationServicer
 from scheduler import messages
 from scheduler.chat_template import ChatTemplateError
 from scheduler.detokenizer import UnknownDecoder, prompt_text
+from scheduler.inspection import Inspector
 from scheduler.metrics import Metrics
 from scheduler.output import Output
 from scheduler.outputs import (
@@ -98,6 +99,7 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
         queue_timeout: float = 60.0,
         stall_timeout: float = 60.0,
         pace: Pace | None = None,
+        inspector: Inspector | None = None,
         tracing: Tracing | None = None,
         on_drain: Callable[[], None] = lambda: None,
     ) -> None:
@@ -107,6 +109,7 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
         self._queue_timeout = queue_timeout
         self._stall_timeout = stall_timeout
         self._pace = pace or Pace()
+        self._inspector = inspector or Inspector(engine.inspect)
         self._tracing = tracing
         self._on_drain = on_drain
         self._log: Log = structlog.get_logger("service")
@@ -185,6 +188,10 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
         with contextlib.suppress(_ClientGone):
             await self._answer(context, "", self._watch_load(request, context))
 
+    async def WatchBlocks(self, request: pb.WatchBlocksRequest, context: Context) -> None:
+        with contextlib.suppress(_ClientGone):
+            await self._answer(context, "", self._watch_blocks(request, context))
+
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         async def drain() -> pb.DrainResponse:
             if request.HasField("executor"):
@@ -222,6 +229,16 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
         finally:
             drained.cancel()
 
+    async def _watch_blocks(self, request: pb.WatchBlocksRequest, context: Context) -> None:
+        interval = read_interval(request)
+        drained = asyncio.create_task(self._drained())
+        try:
+            while not drained.done():
+                await _send(context, messages.inspection(self._inspector.look(), draining=self.draining))
+                await asyncio.wait({drained}, timeout=self._inspector.pause(interval))
+        finally:
+            drained.cancel()
+
     async def _drained(self) -> None:
         await self._drain_begun.wait()
         await self._idle.wait()
@@ -241,7 +258,7 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
             raise Draining
         identity = read_identity(request)
         with self._registered(identity.tenant, request_id) as running:
-            submission, tokenizer = await self._submission(request)
+            submission, tokenizer = await self._submission(request, request_id)
             if span is not None:
                 submission = replace(submission, traceparent=span.traceparent)
                 span.accepted()
@@ -262,7 +279,7 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
                 self._engine.abort(ticket)
                 self._summarize(log, submission, outputs, time.monotonic() - arrived, span)
 
-    async def _submission(self, request: pb.GenerateRequest) -> tuple[Submission, Tokenizer]:
+    async def _submission(self, request: pb.GenerateRequest, request_id: str) -> tuple[Submission, Tokenizer]:
         """For the model that is served when this returns, with its tokenizer. Raises InvalidArgument or NoExecutor."""
         check_stop_strings(request)
         while True:
@@ -278,7 +295,10 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
             if current is not None and current.fingerprint == model.fingerprint:
                 break  # else another one came while the text was tokenized
         seed = secrets.randbits(64)
-        return read_submission(request, prompt, current, seed=seed, queue_timeout=self._queue_timeout), tokenizer
+        submission = read_submission(
+            request, prompt, current, seed=seed, queue_timeout=self._queue_timeout, request_id=request_id
+        )
+        return submission, tokenizer
 
     @contextlib.contextmanager
     def _registered(self, tenant: str, request_id: str) -> Iterator[_InFlight[TicketT]]:

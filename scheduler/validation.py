@@ -67,6 +67,7 @@ def read_submission(
     *,
     seed: int,
     queue_timeout: float,
+    request_id: str = "",
 ) -> Submission:
     """`prompt_token_ids` are those of the request's prompt; `seed` and `queue_timeout` stand in for absent fields."""
     identity = read_identity(request)
@@ -89,10 +90,11 @@ def read_submission(
         cache_salt=request.cache_salt,
         queue_timeout=_queue_timeout(request, queue_timeout),
         tenant=identity.tenant,
+        request_id=request_id,
     )
 
 
-def read_interval(request: pb.WatchLoadRequest) -> float:
+def read_interval(request: pb.WatchLoadRequest | pb.WatchBlocksRequest) -> float:
     """Seconds between two messages."""
     if not request.HasField("interval"):
         return DEFAULT_WATCH_SECONDS

@@ -22,6 +22,7 @@ from typing import Protocol, Self, TypeVar, Unpack
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from octavo.blocks import Inspection, inspection_of
 from octavo.errors import (
     CallCancelled,
     DeadlineExceeded,
@@ -36,7 +37,7 @@ from octavo.errors import (
     UnknownExecutor,
     error_of,
 )
-from octavo.request import Conversation, GenerateOptions, chat_of, request_of, watch_of
+from octavo.request import Conversation, GenerateOptions, chat_of, request_of, watch_blocks_of, watch_of
 from octavo.results import (
     Completion,
     Delta,
@@ -78,6 +79,7 @@ __all__ = [
     "FinishReason",
     "Finished",
     "GenerateOptions",
+    "Inspection",
     "InvalidRequest",
     "Load",
     "MessageTooLarge",
@@ -235,6 +237,19 @@ class Client:
         finally:
             call.cancel()
 
+    def watch_blocks(self, interval: float | None = None, *, timeout: float | None = None) -> Iterator[Inspection]:
+        """Who holds which KV block, and what the latest steps held: now, and about every `interval` seconds (None: 1);
+        ends when the scheduler stops."""
+        timeout = self.timeout if timeout is None else timeout
+        call = self._stub.WatchBlocks(watch_blocks_of(interval), timeout=timeout)
+        try:
+            for message in call:
+                yield inspection_of(message)
+        except grpc.RpcError as error:
+            raise error_of(error, self.address, timeout) from None
+        finally:
+            call.cancel()
+
     def drain(self, executor: str | None = None, *, timeout: float | None = None) -> str | None:
         """Lets an executor, named by incarnation or target, finish what it runs and stop; returns its incarnation.
         None: the scheduler itself, as at SIGTERM. Raises UnknownExecutor."""
@@ -354,6 +369,20 @@ class AsyncClient:
         try:
             async for message in call:
                 yield load_of(message)
+        except grpc.RpcError as error:
+            raise error_of(error, self.address, timeout) from None
+        finally:
+            call.cancel()
+
+    async def watch_blocks(
+        self, interval: float | None = None, *, timeout: float | None = None
+    ) -> AsyncIterator[Inspection]:
+        """As `Client.watch_blocks`."""
+        timeout = self.timeout if timeout is None else timeout
+        call = self._stub.WatchBlocks(watch_blocks_of(interval), timeout=timeout)
+        try:
+            async for message in call:
+                yield inspection_of(message)
         except grpc.RpcError as error:
             raise error_of(error, self.address, timeout) from None
         finally:

@@ -110,6 +110,11 @@ def watch_of(interval: float | None) -> pb.WatchLoadRequest:
     return pb.WatchLoadRequest(interval=None if interval is None else _duration(interval))
 
 
+def watch_blocks_of(interval: float | None) -> pb.WatchBlocksRequest:
+    """As `watch_of`."""
+    return pb.WatchBlocksRequest(interval=None if interval is None else _duration(interval))
+
+
 def _duration(seconds: float) -> Duration:
     duration = Duration()
     duration.FromMicroseconds(round(seconds * 1e6))

@@ -8,6 +8,7 @@ Invariant: every usable block is either free (ref_cnt 0, in the free list) or he
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
@@ -98,6 +99,14 @@ class BlockPool:
 
     def hash_of(self, block_id: int) -> bytes | None:
         return self._hash_of[block_id]
+
+    def ref_counts(self) -> array[int]:
+        """Of all blocks, by id; uint16."""
+        return array("H", self._ref_cnt)
+
+    def indexed(self) -> bytes:
+        """1 for each block that can be found by its hash, by id."""
+        return bytes(map(bool, self._hash_of))
 
     def check_integrity(self, holders: Iterable[int]) -> None:
         """`holders` lists every block once for each table that holds it."""

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from scheduler.core.beam import BeamSearch, Candidates, Continuation
 from scheduler.core.block_hash import hash_chain
+from scheduler.core.block_map import BlockMap, draw_block_map
 from scheduler.core.config import CoreConfig
 from scheduler.core.draft import NO_BLOCKS, Draft, Row, Step
 from scheduler.core.integrity import check_integrity
@@ -137,6 +138,10 @@ class Scheduler:
                 filled[block_id] = max(tokens, filled.get(block_id, 0))
         allocated = len(filled) * self.config.block_size
         return allocated, allocated - sum(filled.values())
+
+    def block_map(self) -> BlockMap:
+        """Who holds which block now. Looks at every block: for people, not for every step."""
+        return draw_block_map(self._kv, self._running)
 
     def check_fits(self, request: Request) -> None:
         """Raises DoesNotFit for what no state of this executor could run."""

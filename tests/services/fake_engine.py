@@ -6,10 +6,13 @@ Implements scheduler.outputs.ServingEngine. By default a request is answered at 
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from scheduler.core.block_map import BlockMap, Holder
 from scheduler.core.plan import PromptLogprobs, TokenLogprobs
+from scheduler.inspection import ExecutorView, Inspection, Owner
 from scheduler.metrics import Metrics
 from scheduler.outputs import (
     EndReason,
@@ -24,6 +27,7 @@ from scheduler.outputs import (
     UnknownExecutor,
     WaitingRequests,
 )
+from scheduler.step_log import StepRecord
 from tests.services.tokenizers_for_tests import CHAT_TEMPLATE, byte_level, reference
 
 TOKENIZER_FILES = byte_level(CHAT_TEMPLATE)
@@ -135,6 +139,7 @@ class FakeEngine:
     waiting: tuple[WaitingRequests, ...] = (WaitingRequests("default", 0, 2, "no free block"),)
     tickets: list[FakeTicket] = field(default_factory=list)
     failure: asyncio.Future[None] | None = None
+    inspections: int = 0
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def submit(self, submission: Submission) -> FakeTicket:
@@ -165,6 +170,26 @@ class FakeEngine:
     def load(self) -> Load:
         executor = ExecutorLoad("here:1", "i1", ExecutorState.READY, num_running=3, num_blocks=10, num_free_blocks=4)
         return Load((executor,), queue_length=2, queue_tokens=70, queue_limit=9, waiting=self.waiting)
+
+    def inspect(self) -> Inspection:
+        """Two sequences of one request share block 1; block 4 keeps a prefix; the null block and 5 to 10 are free."""
+        self.inspections += 1
+        shape = {"output_ids": (7, 8), "priority": 0, "num_prompt_tokens": 17, "num_cached_tokens": 0}
+        holders = tuple(
+            Holder(sequence_id=i, num_tokens=19, num_computed_tokens=18, num_blocks=2, num_preemptions=0, **shape)  # type: ignore[arg-type]
+            for i in (7, 8)
+        )
+        block_map = BlockMap(
+            block_size=16,
+            holders=holders,
+            holder_of=array("H", [0, 1, 1, 2, 0, 0, 0, 0, 0, 0, 0]),
+            ref_cnt=array("H", [0, 2, 1, 1, 0, 0, 0, 0, 0, 0, 0]),
+            num_filled=bytes([0, 16, 2, 2, 16, 0, 0, 0, 0, 0, 0]),
+        )
+        owners = (Owner("ask-1", "acme", 0), Owner("ask-1", "acme", 1))
+        steps = (StepRecord(1, 0, 1, 17, 1, 0, 0, 0.25), StepRecord(2, 2, 0, 0, 0, 0, 1, None))
+        view = ExecutorView("here:1", block_map, owners, 8, 64, num_sampled_tokens=4, steps=steps)
+        return Inspection(float(self.inspections), "tiny", self.load(), (view,))
 
     def stalled(self) -> str | None:
         return self.why_stalled

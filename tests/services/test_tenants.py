@@ -77,7 +77,7 @@ async def test_each_class_of_waiting_requests_tells_why_its_first_one_waits() ->
         submit(running, "a", 3, priority=5)
         assert running.engine.load().waiting == (
             WaitingRequests("a", 0, 2, f"{executor.address}: 1 of 1 sequences run"),
-            WaitingRequests("b", 0, 1, "tenant 'a' was served less for its weight, or came earlier"),
+            WaitingRequests("b", 0, 1, "another tenant was served less for its weight, or came earlier"),
             WaitingRequests("a", 5, 3, "requests of priority 0 come first"),
         )
         executor.model.gate.set()

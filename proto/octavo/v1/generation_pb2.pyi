@@ -389,6 +389,96 @@ class GetLoadResponse(_message.Message):
     draining: bool
     def __init__(self, executors: _Optional[_Iterable[_Union[ExecutorLoad, _Mapping]]] = ..., queue_length: _Optional[int] = ..., queue_tokens: _Optional[int] = ..., queue_limit: _Optional[int] = ..., waiting: _Optional[_Iterable[_Union[WaitingReason, _Mapping]]] = ..., draining: _Optional[bool] = ...) -> None: ...
 
+class WatchBlocksRequest(_message.Message):
+    __slots__ = ("interval",)
+    INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    interval: _duration_pb2.Duration
+    def __init__(self, interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class RunningSequence(_message.Message):
+    __slots__ = ("sequence_id", "group", "request_id", "tenant", "index", "priority", "num_prompt_tokens", "num_tokens", "num_computed_tokens", "num_cached_tokens", "num_blocks", "num_preemptions")
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    sequence_id: int
+    group: int
+    request_id: str
+    tenant: str
+    index: int
+    priority: int
+    num_prompt_tokens: int
+    num_tokens: int
+    num_computed_tokens: int
+    num_cached_tokens: int
+    num_blocks: int
+    num_preemptions: int
+    def __init__(self, sequence_id: _Optional[int] = ..., group: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., index: _Optional[int] = ..., priority: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ...) -> None: ...
+
+class StepInfo(_message.Message):
+    __slots__ = ("step_id", "num_decodes", "num_prefills", "num_prefill_tokens", "num_admitted", "num_preempted", "num_copies", "seconds")
+    STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_DECODES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFILLS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_COPIES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    step_id: int
+    num_decodes: int
+    num_prefills: int
+    num_prefill_tokens: int
+    num_admitted: int
+    num_preempted: int
+    num_copies: int
+    seconds: float
+    def __init__(self, step_id: _Optional[int] = ..., num_decodes: _Optional[int] = ..., num_prefills: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., num_admitted: _Optional[int] = ..., num_preempted: _Optional[int] = ..., num_copies: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class BlockMap(_message.Message):
+    __slots__ = ("target", "block_size", "sequences", "holders", "ref_counts", "num_filled", "max_num_seqs", "max_num_batched_tokens", "num_sampled_tokens", "steps")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    REF_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FILLED_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    target: str
+    block_size: int
+    sequences: _containers.RepeatedCompositeFieldContainer[RunningSequence]
+    holders: _containers.RepeatedScalarFieldContainer[int]
+    ref_counts: _containers.RepeatedScalarFieldContainer[int]
+    num_filled: _containers.RepeatedScalarFieldContainer[int]
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_sampled_tokens: int
+    steps: _containers.RepeatedCompositeFieldContainer[StepInfo]
+    def __init__(self, target: _Optional[str] = ..., block_size: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[RunningSequence, _Mapping]]] = ..., holders: _Optional[_Iterable[int]] = ..., ref_counts: _Optional[_Iterable[int]] = ..., num_filled: _Optional[_Iterable[int]] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., num_sampled_tokens: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[StepInfo, _Mapping]]] = ...) -> None: ...
+
+class WatchBlocksResponse(_message.Message):
+    __slots__ = ("seconds", "model", "load", "executors")
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    EXECUTORS_FIELD_NUMBER: _ClassVar[int]
+    seconds: float
+    model: str
+    load: GetLoadResponse
+    executors: _containers.RepeatedCompositeFieldContainer[BlockMap]
+    def __init__(self, seconds: _Optional[float] = ..., model: _Optional[str] = ..., load: _Optional[_Union[GetLoadResponse, _Mapping]] = ..., executors: _Optional[_Iterable[_Union[BlockMap, _Mapping]]] = ...) -> None: ...
+
 class AbortRequest(_message.Message):
     __slots__ = ("request_id", "tenant")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]

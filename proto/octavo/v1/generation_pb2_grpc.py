@@ -64,6 +64,11 @@ class GenerationStub:
                 request_serializer=octavo_dot_v1_dot_generation__pb2.WatchLoadRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_generation__pb2.GetLoadResponse.FromString,
                 _registered_method=True)
+        self.WatchBlocks = channel.unary_stream(
+                '/octavo.v1.Generation/WatchBlocks',
+                request_serializer=octavo_dot_v1_dot_generation__pb2.WatchBlocksRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_generation__pb2.WatchBlocksResponse.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/octavo.v1.Generation/Drain',
                 request_serializer=octavo_dot_v1_dot_generation__pb2.DrainRequest.SerializeToString,
@@ -122,6 +127,15 @@ class GenerationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchBlocks(self, request, context):
+        """What somebody sees who looks inside: the load, the holder of every KV block, and the latest steps; at once, then at
+        an interval. No text and no token, but request ids and tenants of all clients. The stream ends when the scheduler
+        stops.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
         """Begins a drain and returns at once: what runs may finish, nothing new is taken. An executor drains until its own
         grace period is over, and what it has not finished then goes on with another one; its process stops. NOT_FOUND
@@ -170,6 +184,11 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.WatchLoad,
                     request_deserializer=octavo_dot_v1_dot_generation__pb2.WatchLoadRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_generation__pb2.GetLoadResponse.SerializeToString,
+            ),
+            'WatchBlocks': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchBlocks,
+                    request_deserializer=octavo_dot_v1_dot_generation__pb2.WatchBlocksRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_generation__pb2.WatchBlocksResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -344,6 +363,33 @@ class Generation:
             '/octavo.v1.Generation/WatchLoad',
             octavo_dot_v1_dot_generation__pb2.WatchLoadRequest.SerializeToString,
             octavo_dot_v1_dot_generation__pb2.GetLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/octavo.v1.Generation/WatchBlocks',
+            octavo_dot_v1_dot_generation__pb2.WatchBlocksRequest.SerializeToString,
+            octavo_dot_v1_dot_generation__pb2.WatchBlocksResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 LAST_WORDS_SECONDS = 2.0  # for streams to end, once nothing more will come
 PARENT_POLL_SECONDS = 0.5
 MAX_PENDING_CALLS = 100_000  # that have arrived and were not looked at yet
+MAX_PENDING_SECONDS = 3600  # until they are; a client has its own deadline
 
 
 class ExitCode(enum.IntEnum):
@@ -239,7 +240,8 @@ def _channel_options(config: SchedulerConfig, keepalive: Keepalive) -> list[tupl
         # Clients may ping as often as every 10 s.
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         # A burst is refused by the queue's bounds, with a reason and a time to come back; beyond this one, from 1000
-        # calls on, gRPC itself would cancel some with neither.
+        # calls on or after 30 s of a loop that is late, gRPC itself would cancel some with neither.
+        ("grpc.server_max_unrequested_time_in_server", MAX_PENDING_SECONDS),
         ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
     ]

@@ -1,10 +1,12 @@
 """`python -m tests.soak.counted FILE MODULE FLAGS…`: runs a process of Octavo's that counts its Python objects.
 
-On SIGUSR1 it collects garbage and appends the number of live objects to FILE, from a thread, wherever its loop stands.
+On SIGUSR1 it collects garbage, gives back what the allocator keeps for later, so that resident memory is what is held,
+and appends the number of live objects to FILE: from a thread, wherever the loop stands.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import runpy
 import signal
@@ -14,9 +16,12 @@ from pathlib import Path
 
 
 def count_on_signal(path: Path) -> None:
+    libc = ctypes.CDLL(None)
+
     def count() -> None:
         while signal.sigwait({signal.SIGUSR1}):
             gc.collect()
+            libc.malloc_trim(0)
             with path.open("a") as file:
                 file.write(f"{len(gc.get_objects())}\n")
 

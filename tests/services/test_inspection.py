@@ -54,9 +54,7 @@ async def test_a_watch_goes_on_until_the_server_stops(running: Running) -> None:
         seen = [(await anext(watch)).seconds for _ in range(3)]
         assert seen == sorted(set(seen))
         running.server.stop()
-        async for last in watch:
-            pass
-        assert last.load.draining
+        assert all([last.load.draining async for last in watch])
 
 
 async def test_the_blocking_client_watches_too(running: Running) -> None:
@@ -82,8 +80,11 @@ async def test_the_engine_shows_what_its_executors_hold() -> None:
         [view] = running.engine.inspect().executors
         assert (view.target, view.owners) == (executor.address, (Owner("r", "t", 0),))
         assert sorted(view.block_map.ref_cnt) == [0] * 7 + [1, 1]
-        assert sorted(view.block_map.num_filled) == [0] * 7 + [4, 16]
-        assert [(s.num_prefill_tokens, s.num_admitted, s.seconds) for s in view.steps] == [(20, 1, None)]
+        assert sorted(view.block_map.num_filled) == [0] * 7 + [5, 16]  # two steps are under way
+        assert [(s.num_prefill_tokens, s.num_decodes, s.num_admitted, s.seconds) for s in view.steps] == [
+            (20, 0, 1, None),
+            (0, 1, 0, None),
+        ]
         executor.model.gate.set()
         assert len((await read_one(ticket)).token_ids) == 4
         await until(lambda: running.engine.inspect().executors[0].block_map.holders == ())

@@ -40,6 +40,7 @@ class SchedulerConfig:
     reflection: bool = True
     otlp_endpoint: str | None = None  # URL; None: no traces
     http_port: int | None = None  # 0: any free one; None: no such port
+    http_names: bool = False
     log_format: str = "console"
     log_level: str = "info"
 
@@ -112,8 +113,9 @@ def _add_listening(group: argparse._ArgumentGroup) -> None:
         "--http-port",
         type=_port,
         metavar="PORT",
-        help="serve /metrics there; 0 takes a free one; absent: off",
+        help="serve a page and /metrics there; 0: a free one; absent: off",
     )
+    group.add_argument("--http-names", action="store_true", help="show request ids and tenants on the page")
 
 
 def _add_queueing(group: argparse._ArgumentGroup) -> None:

@@ -78,6 +78,7 @@ class Inspector:
             self._cost = self._clock() - began
         return self._latest[1]
 
-    def pause(self, wanted: float) -> float:
-        """Seconds to wait before the next look, so that looking keeps to its share of the loop's time."""
-        return max(wanted, self._cost / SHARE_OF_LOOP)
+    def pause(self, wanted: float, spent: float = 0.0) -> float:
+        """Seconds to wait before the next look, so that looking, and what the onlooker himself has spent on it, keeps
+        to its share of the loop's time."""
+        return max(wanted, max(self._cost, spent) / SHARE_OF_LOOP)

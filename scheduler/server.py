@@ -91,7 +91,9 @@ class Server:
         self._service = service
         self._readiness = Readiness(engine, service, on_tick=lambda: metrics.refresh(engine.load(), self._pace.pause))
         self._tracing = tracing
-        self.web = None if config.http_port is None else WebServer(metrics, config.host, config.http_port)
+        self.web: WebServer | None = None
+        if config.http_port is not None:
+            self.web = WebServer(metrics, inspector, self._pace, config.host, config.http_port, names=config.http_names)
         self._stop = asyncio.Event()
         self.port = 0  # listened on, once `start` returned
         self._server = grpc.aio.server(

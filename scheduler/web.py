@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from aiohttp import web
 from prometheus_client.aiohttp import make_aiohttp_handler
 
+from scheduler.inspection import Inspector
 from scheduler.metrics import Metrics
+from scheduler.pace import Pace
+from scheduler.viewers import Viewers
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -31,6 +35,13 @@ HEADERS = {
 }
 # Names that no stranger can register.
 PRIVATE_SUFFIXES = (".localhost", ".local", ".internal", ".svc", ".cluster.local", ".home.arpa", ".test")
+PAGE_FOLDER = Path(__file__).parent / "page"
+PAGE = (
+    ("/", "index.html", "text/html"),
+    ("/page.css", "page.css", "text/css"),
+    ("/page.js", "page.js", "text/javascript"),
+    ("/icon.svg", "icon.svg", "image/svg+xml"),
+)
 KEEPALIVE_SECONDS = 15.0  # of a connection that asks for nothing
 SHUTDOWN_SECONDS = 1.0
 
@@ -38,12 +49,20 @@ SHUTDOWN_SECONDS = 1.0
 class WebServer:
     """Serves `host:port` between `start` and `stop`; with port 0, whichever `port` then names."""
 
-    def __init__(self, metrics: Metrics, host: str, port: int) -> None:
+    def __init__(
+        self, metrics: Metrics, inspector: Inspector, pace: Pace, host: str, port: int, *, names: bool = False
+    ) -> None:
+        """`names`: the page shows request ids and tenants."""
         self._host = host.strip("[]")
         self.port = port
         self._app = web.Application(middlewares=[self._guard])
         self._app.router.add_get("/metrics", make_aiohttp_handler(metrics.registry))
         self._app.router.add_get("/healthz", _healthz)
+        self.viewers = Viewers(inspector, pace, names=names, headers=HEADERS)
+        self._app.router.add_get("/events", self.viewers.serve)
+        for path, file, content_type in PAGE:
+            self._app.router.add_get(path, _file(PAGE_FOLDER / file, content_type))
+        self._app.on_shutdown.append(self._end_streams)
         self._runner: web.AppRunner | None = None
 
     @property
@@ -61,6 +80,9 @@ class WebServer:
         site = web.TCPSite(self._runner, self._host, self.port)
         await site.start()
         self.port = self._runner.addresses[0][1]
+
+    async def _end_streams(self, app: web.Application) -> None:
+        self.viewers.close()
 
     async def stop(self) -> None:
         if self._runner is not None:
@@ -82,6 +104,16 @@ class WebServer:
         if not response.prepared:
             response.headers.update(HEADERS)
         return response
+
+
+def _file(path: Path, content_type: str) -> Handler:
+    """Read once: the page is a few files of some kilobytes."""
+    body = path.read_bytes()
+
+    async def serve(request: web.Request) -> web.Response:
+        return web.Response(body=body, content_type=content_type, charset="utf-8")
+
+    return serve
 
 
 async def _healthz(request: web.Request) -> web.Response:

@@ -16,14 +16,15 @@ def test_every_flag_is_taken_over() -> None:
         "--executor [::1]:5 --host 0.0.0.0 --port 0 --max-queue-requests 3 --max-queue-tokens 4 --queue-timeout 1.5"
         " --stall-timeout 2 --pipeline-depth 3 --no-prefix-caching --step-timeout 7 --grace-period 0"
         " --tenant-weight a=3,b=0.5 --tenant-weight c=d=2"
-        " --exit-on-executor-loss --exit-with-parent --max-message-bytes 9 --no-reflection --http-port 8"
+        " --exit-on-executor-loss --exit-with-parent --max-message-bytes 9 --no-reflection --http-port 8 --http-names"
         " --log-format json --log-level debug"
     )
     assert parse_config(flags.split()) == SchedulerConfig(
         executors=("[::1]:5",), host="0.0.0.0", port=0, max_queue_requests=3, max_queue_tokens=4, queue_timeout=1.5,
         stall_timeout=2.0, pipeline_depth=3, prefix_caching=False, step_timeout=7.0, grace_period=0.0,
         tenant_weights=(("a", 3.0), ("b", 0.5), ("c=d", 2.0)),
-        exit_on_executor_loss=True, exit_with_parent=True, max_message_bytes=9, reflection=False, http_port=8,
+        exit_on_executor_loss=True, exit_with_parent=True, max_message_bytes=9, reflection=False,
+        http_port=8, http_names=True,
         log_format="json", log_level="debug",
     )  # fmt: skip
 

@@ -78,6 +78,10 @@ def _run(words: Sequence[str]) -> int:
             from octavo.cli.status import show_load
 
             return show_load(options)
+        case "top":
+            from octavo.cli.top import top
+
+            return top(options)
         case "drain":
             from octavo.cli.status import drain
 

@@ -75,6 +75,10 @@ def build_parser(version: str) -> ArgumentParser:
     load.add_argument(
         "--watch", nargs="?", type=seconds, const=1.0, metavar="SECONDS", help="again and again; default: every second"
     )
+    top = command("top", "show the inside of a server live: steps, the map of KV blocks, the queue; q leaves")
+    _add_client_flags(top)
+    top.add_argument("--interval", type=seconds, default=0.5, metavar="SECONDS", help="between pictures (default 0.5)")
+    top.add_argument("--once", action="store_true", help="print one picture; so it does where stdout is no terminal")
     drain = command("drain", "let a server, or one of its executors, finish what it runs and stop")
     drain.add_argument(
         "executor", nargs="?", metavar="EXECUTOR", help="as `octavo load` names it; absent: the scheduler"

@@ -27,7 +27,7 @@ from octavo.v1.generation_pb2_grpc import GenerationServicer
 from scheduler import messages
 from scheduler.chat_template import ChatTemplateError
 from scheduler.detokenizer import UnknownDecoder, prompt_text
-from scheduler.inspection import Inspector
+from scheduler.inspection import Inspection, Inspector
 from scheduler.metrics import Metrics
 from scheduler.output import Output
 from scheduler.outputs import (
@@ -110,6 +110,7 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
         self._stall_timeout = stall_timeout
         self._pace = pace or Pace()
         self._inspector = inspector or Inspector(engine.inspect)
+        self._shown: tuple[Inspection, pb.WatchBlocksResponse] | None = None  # the latest
         self._tracing = tracing
         self._on_drain = on_drain
         self._log: Log = structlog.get_logger("service")
@@ -234,10 +235,17 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
         drained = asyncio.create_task(self._drained())
         try:
             while not drained.done():
-                await _send(context, messages.inspection(self._inspector.look(), draining=self.draining))
+                await _send(context, self._inspect())
                 await asyncio.wait({drained}, timeout=self._inspector.pause(interval))
         finally:
             drained.cancel()
+
+    def _inspect(self) -> pb.WatchBlocksResponse:
+        """One message for all who see the same."""
+        seen = self._inspector.look()
+        if self._shown is None or self._shown[0] is not seen:
+            self._shown = (seen, messages.inspection(seen, draining=self.draining))
+        return self._shown[1]
 
     async def _drained(self) -> None:
         await self._drain_begun.wait()

@@ -9,7 +9,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from itertools import repeat
 from typing import NamedTuple
 
 from scheduler.core.kv_cache import KVCache
@@ -47,13 +46,14 @@ class BlockMap:
 
 
 def draw_block_map(kv: KVCache, running: SequenceOf[Sequence]) -> BlockMap:
-    """`running` are all sequences that hold blocks, in order. At 10,000 blocks each loop over all of them in Python
-    would cost a millisecond, so columns are made whole, and only blocks that are not full are looked at singly."""
-    place_of: dict[int, int] = {}
+    """`running` are all sequences that hold blocks, in order. Blocks are many, so columns are made whole wherever that
+    is possible, and only blocks that are not full are looked at closely."""
+    place_of = [0] * kv.pool.num_blocks
     open_blocks: dict[int, int] = {}  # of sequences, not full: slots that are
     for place in range(len(running), 0, -1):  # the first one's mark is the last that is made
         sequence = running[place - 1]
-        place_of.update(dict.fromkeys(sequence.block_table, place))
+        for block_id in sequence.block_table:
+            place_of[block_id] = place
         num_full, rest = divmod(sequence.num_computed_tokens, kv.block_size)
         for block_id in sequence.block_table[num_full:]:
             open_blocks[block_id] = max(rest, open_blocks.get(block_id, 0))
@@ -66,7 +66,7 @@ def draw_block_map(kv: KVCache, running: SequenceOf[Sequence]) -> BlockMap:
     return BlockMap(
         block_size=kv.block_size,
         holders=tuple(map(_holder, running)),
-        holder_of=array("H", map(place_of.get, range(kv.pool.num_blocks), repeat(0))),
+        holder_of=array("H", place_of),
         ref_cnt=ref_cnt,
         num_filled=bytes(num_filled),
     )

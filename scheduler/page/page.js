@@ -20,10 +20,26 @@ let chosen = null;           // the group of sequences under the pointer
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-/** Of a group, the same in every frame: hues by the golden angle, so that neighbours in time differ most. */
+const places = new Map();    // of the groups that are shown: the smallest numbers that were free when they came
+
+function placeGroups(executors) {
+  const groups = new Set(executors.flatMap((executor) => (executor.sequences ?? []).map((sequence) => sequence[GROUP])));
+  places.forEach((_, group) => groups.has(group) || places.delete(group));
+  const taken = new Set(places.values());
+  let place = 0;
+  for (const group of groups) {
+    if (places.has(group)) continue;
+    while (taken.has(place)) place++;
+    taken.add(place);
+    places.set(group, place);
+  }
+}
+
+/** Of a group, for as long as it runs: hues by the golden angle, so that few groups differ as much as they can. */
 function colour(group, alpha = 1) {
-  const lightness = (dark.matches ? 0.70 : 0.62) + ((group % 3) - 1) * 0.05;
-  return `oklch(${lightness} 0.145 ${((group * 137.508) % 360).toFixed(1)} / ${alpha})`;
+  const place = places.get(group) ?? 0;
+  const lightness = (dark.matches ? 0.70 : 0.62) + ((place % 3) - 1) * 0.05;
+  return `oklch(${lightness} 0.145 ${((255 + place * 137.508) % 360).toFixed(1)} / ${alpha})`;
 }
 
 // Frames.
@@ -265,7 +281,7 @@ function drawPanel(panel, executor) {
   captions[2].textContent = answered ? number(answered[SECONDS] * 1000) : "";
   bars(find(".prefills"), shown.map((step) => step[PREFILL_TOKENS]), css("--prefill"));
   bars(find(".decodes"), shown.map((step) => step[DECODES]), css("--decode"));
-  bars(find(".times"), shown.map((step) => step[SECONDS]), css("--time"));
+  bars(find(".times"), shown.map((step) => step[SECONDS] * 1000), css("--time"));
   drawGrid(panel);
   drawSequences(panel);
 }
@@ -315,6 +331,7 @@ function noteRate(frame) {
 
 function draw(frame) {
   noteRate(frame);
+  placeGroups(frame.executors);
   const targets = new Set(frame.executors.map((executor) => executor.target));
   panels.forEach((panel, target) => targets.has(target) || (panel.root.remove(), panels.delete(target)));
   for (const executor of frame.executors) {

@@ -35,5 +35,18 @@ async def check_page(page: Page, url: str, num_blocks: int) -> None:
     assert sum(a != b for a, b in zip(before, after, strict=True)) > 0, "colours change as blocks change hands"
     shown = await page.value("document.body.innerText")
     assert "team-" not in shown, "words of clients are shown only with --http-names"
+    await point_at(page, 1)
+    await page.until("document.getElementById('tip').textContent.startsWith('block 1')")
     assert page.complaints == []
     assert {urlsplit(address).netloc for address in page.addresses} == {urlsplit(url).netloc}
+
+
+async def point_at(page: Page, block_id: int) -> None:
+    """Moves the mouse to the middle of a block's cell."""
+    x, y, columns, size = await page.value("""(() => {
+      const canvas = document.querySelector("canvas.grid"), box = canvas.getBoundingClientRect();
+      return [box.x, box.y, +canvas.dataset.columns, +canvas.dataset.size];
+    })()""")
+    row, column = divmod(block_id - 1, columns)
+    place = {"x": x + (column + 0.5) * size, "y": y + (row + 0.5) * size}
+    await page.call("Input.dispatchMouseEvent", type="mouseMoved", **place)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from octavo.client import AsyncClient
 
 BLOCKS = 480
-NUM_CLIENTS = 16
+NUM_CLIENTS = 26
 SYSTEM_PROMPTS = (144, 80, 208)  # tokens that many requests begin with
 VOCAB = 250  # of the simulated model's 258
 
@@ -26,20 +26,22 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def served(step_ms: float = 60, num_clients: int = NUM_CLIENTS) -> AsyncIterator[Served]:
+async def served(
+    step_ms: float = 60, num_clients: int = NUM_CLIENTS, num_blocks: int = BLOCKS
+) -> AsyncIterator[Served]:
     """With traffic that goes on until the end of the block."""
     port, http_port = free_port(), free_port()
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "octavo.cli", "serve", f"--simulate-step-ms={step_ms}", f"--num-blocks={BLOCKS + 1}",
-        "--max-num-seqs=24", "--max-num-batched-tokens=192", "--max-model-len=2048", f"--port={port}",
-        f"--http-port={http_port}", "--log-level=error", "--grace-period=0",
+        sys.executable, "-m", "octavo.cli", "serve", f"--simulate-step-ms={step_ms}", f"--num-blocks={num_blocks + 1}",
+        f"--max-num-seqs={max(1, num_clients - 4)}", "--max-num-batched-tokens=256", "--max-model-len=2048",
+        f"--port={port}", f"--http-port={http_port}", "--log-level=error", "--grace-period=0",
         stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
         assert process.stdout is not None
         async with asyncio.timeout(120):
             assert b"ready" in await process.stdout.readline()
-        here = Served(f"127.0.0.1:{port}", f"http://127.0.0.1:{http_port}/", BLOCKS)
+        here = Served(f"127.0.0.1:{port}", f"http://127.0.0.1:{http_port}/", num_blocks)
         async with AsyncClient(here.address) as client, asyncio.TaskGroup() as clients:
             tasks = [clients.create_task(ask(client, random.Random(seed))) for seed in range(num_clients)]
             try:
@@ -61,8 +63,9 @@ async def ask(client: AsyncClient, draw: random.Random) -> None:
         prompt += [draw.randrange(VOCAB) for _ in range(draw.randrange(10, 120))]
         n = 3 if draw.random() < 0.2 else 1
         await client.complete(
-            token_ids=prompt, n=n, max_tokens=draw.randrange(40, 240), ignore_eos=True, tenant=f"team-{which}"
-        )
+            token_ids=prompt, n=n, max_tokens=draw.randrange(40, 240), ignore_eos=True,
+            tenant=f"team-{which}", priority=int(draw.random() < 0.2),
+        )  # fmt: skip
 
 
 def free_port() -> int:

@@ -22,6 +22,7 @@ TICK_SECONDS = 0.25
 LATE_FACTOR = 8.0  # ticks last so many times the pause that streams make
 STALL_SECONDS = 10.0
 RETRY_SECONDS = 5
+STREAM_HEADERS = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}  # a proxy must not hold frames back
 
 
 class _Viewer:
@@ -82,7 +83,7 @@ class Viewers:
                 self._ticking = None
 
     async def _stream(self, request: web.Request, viewer: _Viewer) -> web.StreamResponse:
-        response = web.StreamResponse(headers={**self._headers, "Content-Type": "text/event-stream"})
+        response = web.StreamResponse(headers={**self._headers, **STREAM_HEADERS})
         try:
             await response.prepare(request)
             while (frame := await viewer.next()) is not None:

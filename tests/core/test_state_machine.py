@@ -11,9 +11,28 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scheduler.core.request import DoesNotFit, FinishReason, Request
+from scheduler.core.scheduler import Scheduler
 from tests.core.factories import Driver, FakeExecutor, create_core, create_driver, create_request, expected_output
 
 PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=14)
+
+
+def check_block_map(core: Scheduler) -> None:
+    """The picture agrees with the tables, whatever was shared, copied or taken back."""
+    block_map, size = core.block_map(), core.config.block_size
+    assert [bool(place) for place in block_map.holder_of] == [count > 0 for count in block_map.ref_cnt]
+    assert sum(block_map.ref_cnt) == sum(holder.num_blocks for holder in block_map.holders)
+    first_holder: dict[int, int] = {}
+    num_filled: dict[int, int] = {}
+    for place, holder in enumerate(block_map.holders, 1):
+        for index, block_id in enumerate(core._sequences[holder.sequence_id].block_table):
+            first_holder.setdefault(block_id, place)
+            filled = min(size, max(0, holder.num_computed_tokens - index * size))
+            num_filled[block_id] = max(filled, num_filled.get(block_id, 0))
+    for block_id in range(block_map.num_blocks):
+        assert block_map.holder_of[block_id] == first_holder.get(block_id, 0)
+        cached = core._kv.pool.hash_of(block_id) is not None
+        assert block_map.num_filled[block_id] == num_filled.get(block_id, size * cached)
 
 
 def undisturbed_beams(request: Request, block_size: int, max_candidates: int | None) -> list[list[int]]:
@@ -174,6 +193,7 @@ class CoreMachine(RuleBasedStateMachine):
     def holds_together(self):
         if hasattr(self, "driver"):
             self.core.check_integrity()
+            check_block_map(self.core)
 
     def teardown(self):
         if not hasattr(self, "driver"):

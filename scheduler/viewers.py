@@ -11,11 +11,13 @@ import asyncio
 import time
 from collections.abc import Mapping
 
+import structlog
 from aiohttp import web
 
 from scheduler.frame import frame_of
 from scheduler.inspection import Inspector
 from scheduler.pace import Pace
+from scheduler.request_stream import Log
 
 MAX_VIEWERS = 32
 TICK_SECONDS = 0.25
@@ -59,6 +61,7 @@ class Viewers:
         self._names = names
         self._headers = headers
         self._stall_seconds = stall_seconds
+        self._log: Log = structlog.get_logger("page")
         self._viewers: set[_Viewer] = set()
         self._ticking: asyncio.Task[None] | None = None
 
@@ -72,7 +75,7 @@ class Viewers:
             return web.Response(status=503, text=text, headers={"Retry-After": str(RETRY_SECONDS)})
         viewer = _Viewer()
         self._viewers.add(viewer)
-        if self._ticking is None:
+        if self._ticking is None or self._ticking.done():
             self._ticking = asyncio.create_task(self._tick(), name="page")
         try:
             return await self._stream(request, viewer)
@@ -97,6 +100,13 @@ class Viewers:
         return response
 
     async def _tick(self) -> None:
+        try:
+            await self._show()
+        except Exception as error:  # a fault of ours: nobody may be left before a picture that stands still
+            self._log.error("picture failed", exc_info=error)
+            self.close()
+
+    async def _show(self) -> None:
         while True:
             began = time.monotonic()
             seen = self._inspector.look()
@@ -104,7 +114,10 @@ class Viewers:
             for viewer in self._viewers:
                 viewer.offer(frame)
             spent = time.monotonic() - began
-            await asyncio.sleep(max(self._inspector.pause(TICK_SECONDS, spent), LATE_FACTOR * self._pace.pause))
+            await asyncio.sleep(self._pause(spent))
+
+    def _pause(self, spent: float) -> float:
+        return max(self._inspector.pause(TICK_SECONDS, spent), LATE_FACTOR * self._pace.pause)
 
     def close(self) -> None:
         """Ends all streams."""

@@ -181,6 +181,32 @@ async def test_who_takes_nothing_is_dropped_and_the_others_see_every_tick(monkey
         stuck.close()
 
 
+async def test_a_fault_in_a_picture_ends_the_stream_and_the_next_viewer_begins_anew() -> None:
+    engine, faults = FakeEngine(), [ValueError("a bug")]
+
+    def inspect() -> Inspection:
+        if faults:
+            raise faults.pop()
+        return engine.inspect()
+
+    app, viewers = application(inspect, stall_seconds=10.0)
+    async with TestClient(TestServer(app)) as client:
+        async with client.get("/events") as response:
+            assert await response.read() == b""
+        await until(lambda: len(viewers) == 0)
+        async with client.get("/events") as response:
+            assert (await next_frame(response))["model"] == "tiny"
+
+
+def test_frames_come_more_rarely_while_the_loop_is_late_and_when_they_cost_much() -> None:
+    pace = Pace()
+    viewers = Viewers(Inspector(FakeEngine().inspect), pace, names=False, headers={})
+    assert viewers._pause(spent=0.001) == 0.25
+    assert viewers._pause(spent=0.02) == 2.0
+    pace.pause = 0.5
+    assert viewers._pause(spent=0.001) == 4.0
+
+
 # --- the page
 
 

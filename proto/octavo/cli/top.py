@@ -87,8 +87,8 @@ class _Screen:
             self._events.put(error)
 
     def _listen(self) -> None:
-        while key := sys.stdin.read(1):
-            if key in "qQ":
+        while key := os.read(sys.stdin.fileno(), 1):  # no buffer, whose lock the interpreter's end would wait for
+            if key in b"qQ":
                 self._events.put(ExitCode.OK)
                 return
 

@@ -8,10 +8,12 @@ pages of other sites are refused.
 from __future__ import annotations
 
 import ipaddress
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client.aiohttp import make_aiohttp_handler
 
 from scheduler.inspection import Inspector
@@ -74,8 +76,9 @@ class WebServer:
     async def start(self) -> None:
         """Raises OSError where the port is taken."""
         self._runner = web.AppRunner(
-            self._app, access_log=None, keepalive_timeout=KEEPALIVE_SECONDS, shutdown_timeout=SHUTDOWN_SECONDS
-        )
+            self._app, access_log=None, logger=_logger(),
+            keepalive_timeout=KEEPALIVE_SECONDS, shutdown_timeout=SHUTDOWN_SECONDS,
+        )  # fmt: skip
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._host, self.port)
         await site.start()
@@ -104,6 +107,17 @@ class WebServer:
         if not response.prepared:
             response.headers.update(HEADERS)
         return response
+
+
+def _logger() -> logging.Logger:
+    """aiohttp's own would log an error with its trace for every sender of bytes that are no HTTP, or too many."""
+    logger = logging.getLogger("aiohttp.server.octavo")
+    logger.addFilter(_is_fault_of_ours)
+    return logger
+
+
+def _is_fault_of_ours(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
 def _file(path: Path, content_type: str) -> Handler:

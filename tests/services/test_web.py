@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -108,3 +110,25 @@ async def test_a_port_that_is_taken_is_one_sentence(running: Running) -> None:
     other = Server(SchedulerConfig(executors=("fake:1",), port=0, http_port=port), FakeEngine())
     with pytest.raises(CannotListen, match=f"cannot serve HTTP on port {port}: "):
         await other.start()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\nX: " + b"a" * 20_000 + b"\r\n\r\n",
+        b"GET /\0 HTTP/1.1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+    ],
+)
+async def test_who_sends_what_is_no_request_is_told_so_and_fills_no_log(
+    running: Running, caplog: pytest.LogCaptureFixture, garbage: bytes
+) -> None:
+    """Each was an error with its trace in the log."""
+    assert running.server.web is not None
+    with caplog.at_level(logging.INFO):
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.server.web.port)
+        writer.write(garbage)
+        assert (await reader.readline()).startswith(b"HTTP/1.0 400 ")
+        writer.close()
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("aiohttp")] == []

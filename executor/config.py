@@ -16,6 +16,7 @@ DEFAULT_PORT = 50052
 DEFAULT_MODEL = "smollm2"
 SIMULATED_MODEL = "simulated"  # the built-in one
 DEFAULT_MESSAGE_BYTES = 64 << 20
+MAX_INT32 = (1 << 31) - 1  # of block ids, token counts, and gRPC's bounds of messages
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -255,6 +256,10 @@ def _problem(config: ExecutorConfig) -> str | None:
         value = getattr(config, name)
         if value is not None and value < 1:
             return f"--{name.replace('_', '-')} {value} is less than 1"
+    for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "threads", "num_blocks"):
+        value = getattr(config, name)
+        if value is not None and value > MAX_INT32:
+            return f"--{name.replace('_', '-')} {value} is more than {MAX_INT32}"
     if config.num_blocks is not None and config.num_blocks < 2:
         return f"--num-blocks {config.num_blocks} is less than 2: block 0 is never used"
     if config.num_blocks is not None and config.kv_cache_memory is not None:
@@ -274,4 +279,6 @@ def _problem(config: ExecutorConfig) -> str | None:
         return f"--otlp-endpoint {config.otlp_endpoint!r} is no URL; write it as http://collector:4317"
     if config.max_message_bytes < 1 << 20:
         return f"--max-message-bytes {config.max_message_bytes} is less than 1M"
+    if config.max_message_bytes > MAX_INT32:
+        return f"--max-message-bytes {config.max_message_bytes} is more than {MAX_INT32}, the most that gRPC takes"
     return None

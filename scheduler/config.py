@@ -14,6 +14,7 @@ from scheduler.discovery import BadTarget, split_target
 
 LOG_FORMATS = ("console", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+MAX_INT32 = (1 << 31) - 1  # numbers go into 32-bit fields of messages, sizes into gRPC's
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -211,6 +212,8 @@ def _endpoint(text: str) -> str:
 def _positive(text: str) -> int:
     if not text.isdigit() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    if int(text) > MAX_INT32:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than {MAX_INT32}")
     return int(text)
 
 
@@ -219,7 +222,10 @@ def _bytes(text: str) -> int:
     number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
     if unit not in UNITS or not number.isdigit() or int(number) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; write it as 16777216 or 16M")
-    return int(number) * UNITS[unit]
+    size = int(number) * UNITS[unit]
+    if size > MAX_INT32:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than {MAX_INT32} bytes, the most that gRPC takes")
+    return size
 
 
 def _patience(text: str) -> float:

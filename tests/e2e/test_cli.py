@@ -177,6 +177,7 @@ def test_without_a_server_each_command_says_how_to_start_one(command: list[str])
         (["generate", "x", "--chat", "--raw"], "argument --raw: not allowed with argument --chat"),
         (["generate", "x", "--raw", "--system=y"], "--system belongs to a conversation, and --raw asks for none"),
         (["serve", "--port=70000"], "--port '70000' is no port"),
+        (["serve", "--port=²"], "--port '²' is no port"),
     ],
 )
 def test_a_wrong_flag_is_a_usage_error(arguments: list[str], words: str) -> None:

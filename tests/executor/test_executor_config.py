@@ -69,6 +69,9 @@ def test_sizes_have_units(text: str, size: int) -> None:
     [
         ("--port 65536", "--port 65536 is not in [0, 65535]"),
         ("--num-blocks 1", "--num-blocks 1 is less than 2"),
+        ("--num-blocks 2147483648", "--num-blocks 2147483648 is more than 2147483647"),
+        ("--max-model-len 2147483648", "--max-model-len 2147483648 is more than 2147483647"),
+        ("--max-message-bytes 2G", "--max-message-bytes 2147483648 is more than 2147483647, the most that gRPC takes"),
         ("--num-blocks 5 --kv-cache-memory 1G", "give one of them"),
         ("--kv-cache-memory 1.5G", "'1.5G' is no size"),
         ("--kv-cache-memory 0", "--kv-cache-memory 0 is less than 1"),

@@ -199,7 +199,7 @@ def _post_when_ready(processes: Processes, address: str, ready: Callable[[str], 
 def _port(text: str | None) -> int:
     if text is None:
         return DEFAULT_PORT
-    if not text.isdigit() or int(text) > 65535:
+    if not text.isdecimal() or int(text) > 65535:
         raise Failure(f"--port {text!r} is no port, which is a number below 65536", ExitCode.USAGE)
     return int(text)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -162,4 +163,7 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(
+        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
+    )  # no peer stays behind, stopped for ever
     sys.exit(main(sys.argv[1:]))

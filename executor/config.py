@@ -260,6 +260,8 @@ def _problem(config: ExecutorConfig) -> str | None:
         value = getattr(config, name)
         if value is not None and value > MAX_INT32:
             return f"--{name.replace('_', '-')} {value} is more than {MAX_INT32}"
+    if config.max_model_len == 1:
+        return "--max-model-len 1 is less than 2: a prompt and an output take a token each"
     if config.num_blocks is not None and config.num_blocks < 2:
         return f"--num-blocks {config.num_blocks} is less than 2: block 0 is never used"
     if config.num_blocks is not None and config.kv_cache_memory is not None:

@@ -21,6 +21,7 @@ from executor.model.weights import Weights
 from executor.served import GenerationDefaults
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+MAX_TOP_K = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ def load_model(
     if max_model_len is not None and max_model_len > _longest(config):
         raise UnsupportedModel(f"max_model_len {max_model_len} exceeds the model's {_longest(config)}")
     length = max_model_len or config.max_model_len
+    if length < 2:
+        raise UnsupportedModel(f"max_model_len {length} has no room for a prompt and an output, of a token each")
     generation_path = directory / "generation_config.json"
     generation = read_json(generation_path) if generation_path.exists() else {}
     tokenizer_files = _tokenizer_files(directory)
@@ -88,7 +91,8 @@ def load_model(
         config=config,
         decoder=decoder,
         defaults=_defaults(generation),
-        eos_token_ids=_token_ids(generation.get("eos_token_id")) or _token_ids(json_config.get("eos_token_id")),
+        eos_token_ids=_token_ids(generation.get("eos_token_id"), config.vocab_size)
+        or _token_ids(json_config.get("eos_token_id"), config.vocab_size),
         tokenizer_files=tokenizer_files,
         max_model_len=length,
         dtype=backend.dtype,
@@ -113,26 +117,33 @@ def _tokenizer_files(directory: Path) -> dict[str, bytes]:
     return files
 
 
-def _token_ids(value: object) -> tuple[int, ...]:
-    """generation_config and config name one id, several, or none."""
+def _token_ids(value: object, vocab_size: int) -> tuple[int, ...]:
+    """generation_config and config name one id, several, or none. What the vocabulary lacks is never drawn."""
     values = value if isinstance(value, list) else [value]
-    return tuple(sorted({token for token in values if isinstance(token, int) and not isinstance(token, bool)}))
+    numbers = {token for token in values if isinstance(token, int) and not isinstance(token, bool)}
+    return tuple(sorted(token for token in numbers if 0 <= token < vocab_size))
 
 
 def _defaults(generation: Mapping[str, object]) -> GenerationDefaults:
-    def number(name: str) -> float | None:
+    """In the bounds that requests have, too. A negative top_k keeps all tokens, as 0 does."""
+
+    def number(name: str, low: float, high: float, *, zero: bool = True) -> float | None:
         value = generation.get(name)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise BrokenModel(f"generation_config names {name}={value!r}, which is no number")
+        if not low <= value <= high or (value == 0 and not zero):
+            raise BrokenModel(
+                f"generation_config names {name}={value!r}, which is not in {'[' if zero else '('}{low:g}, {high:g}]"
+            )
         return float(value)
 
-    top_k = number("top_k")
+    top_k = number("top_k", -MAX_TOP_K, MAX_TOP_K)
     return GenerationDefaults(
-        temperature=number("temperature"),
-        top_k=None if top_k is None else int(top_k),
-        top_p=number("top_p"),
-        min_p=number("min_p"),
-        repetition_penalty=number("repetition_penalty"),
+        temperature=number("temperature", 0, 100),
+        top_k=None if top_k is None else max(int(top_k), 0),
+        top_p=number("top_p", 0, 1, zero=False),
+        min_p=number("min_p", 0, 1),
+        repetition_penalty=number("repetition_penalty", 0, 10, zero=False),
     )

@@ -98,6 +98,6 @@ def _from_hub(model: str, cache_dir: Path, progress: Callable[[str], None]) -> P
             raise UnusableCache(cache_dir, error) from error
         raise ModelNotFound(
             f"no model {model!r}: it is not {demo.NAME!r}, not a directory, not a .gguf file, and the hub did not "
-            f"give it ({type(error).__name__}: {error})"
+            f"give it ({type(error).__name__}: {' '.join(str(error).split())})"
         ) from error
     return Path(directory)

@@ -69,6 +69,7 @@ def test_sizes_have_units(text: str, size: int) -> None:
     [
         ("--port 65536", "--port 65536 is not in [0, 65535]"),
         ("--num-blocks 1", "--num-blocks 1 is less than 2"),
+        ("--max-model-len 1", "--max-model-len 1 is less than 2: a prompt and an output"),
         ("--num-blocks 2147483648", "--num-blocks 2147483648 is more than 2147483647"),
         ("--max-model-len 2147483648", "--max-model-len 2147483648 is more than 2147483647"),
         ("--max-message-bytes 2G", "--max-message-bytes 2147483648 is more than 2147483647, the most that gRPC takes"),

@@ -32,7 +32,35 @@ def test_without_a_generation_config_there_are_no_defaults(tmp_path: Path) -> No
     assert load(directory, tmp_path).defaults == GenerationDefaults()
 
 
-@pytest.mark.parametrize(("named", "expected"), [(7, (7,)), ([9, 7], (7, 9)), (None, (2,))])
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"temperature": "hot"}, "temperature='hot', which is no number"),
+        ({"temperature": -1.0}, r"temperature=-1.0, which is not in \[0, 100\]"),
+        ({"top_p": 0}, r"top_p=0, which is not in \(0, 1\]"),
+        ({"min_p": float("nan")}, r"min_p=nan, which is not in \[0, 1\]"),
+        ({"top_k": 1e12}, "top_k=1000000000000.0, which is not in"),
+    ],
+)
+def test_sampling_defaults_that_no_request_could_name_are_refused(
+    tmp_path: Path, values: dict[str, object], words: str
+) -> None:
+    directory = create_tiny_model(tmp_path).directory
+    write_generation_config(directory, **values)
+    with pytest.raises(BrokenModel, match=f"generation_config names {words}"):
+        load(directory, tmp_path)
+
+
+def test_a_negative_top_k_keeps_all_tokens(tmp_path: Path) -> None:
+    """It had no place in the message that describes the executor, which no scheduler could join."""
+    directory = create_tiny_model(tmp_path).directory
+    write_generation_config(directory, top_k=-1)
+    assert load(directory, tmp_path).defaults == GenerationDefaults(top_k=0)
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"), [(7, (7,)), ([9, 7], (7, 9)), (None, (2,)), ([-1, 7, 128], (7,)), ([-1], (2,))]
+)
 def test_end_tokens_come_from_the_generation_config_or_else_the_config(
     tmp_path: Path, named: object, expected: tuple[int, ...]
 ) -> None:
@@ -59,6 +87,8 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 def test_max_model_len_shortens_the_models_own(tmp_path: Path) -> None:
     directory = create_tiny_model(tmp_path).directory
     assert load_model(directory, CpuBackend(), tmp_path, max_model_len=100).max_model_len == 100
+    with pytest.raises(UnsupportedModel, match="max_model_len 1 has no room for a prompt and an output"):
+        load_model(directory, CpuBackend(), tmp_path, max_model_len=1)
     with pytest.raises(UnsupportedModel, match="max_model_len 257 exceeds the model's 256"):
         load_model(directory, CpuBackend(), tmp_path, max_model_len=257)
 

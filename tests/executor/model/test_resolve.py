@@ -74,7 +74,9 @@ def test_a_hub_id_is_fetched_into_the_cache(tmp_path: Path, monkeypatch: pytest.
     assert (resolved.name, resolved.directory) == ("owner/name", tmp_path / "hub" / "owner" / "name")
 
 
-def test_an_unreachable_hub_names_all_that_was_tried_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_names_all_that_was_tried_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unreachable(model: str, **options: object) -> str:
         raise OSError("no route\nto host")
 

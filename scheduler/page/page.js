@@ -7,6 +7,7 @@ const RATE_SECONDS = 2;      // a rate is that of the last frames within so long
 const RATES_KEPT = 240;      // points of its curve
 const STEPS_SHOWN = 96;
 const SEQUENCES_SHOWN = 12;
+const NAME_LENGTH = 10;      // in the table; the pointer over a cell tells names in full
 const MIN_CELL = 4, MAX_CELL = 32;
 
 const byId = (id) => document.getElementById(id);
@@ -64,9 +65,11 @@ async function unpack(executor) {
 const [ID, GROUP, PRIORITY, PROMPT, TOKENS, COMPUTED, CACHED, BLOCKS, PREEMPTIONS, INDEX, REQUEST, TENANT] = Array(12).keys();
 const [STEP, DECODES, PREFILLS, PREFILL_TOKENS, ADMITTED, PREEMPTED, COPIES, SECONDS] = Array(8).keys();
 
-function nameOf(sequence, sequences) {
+const cut = (text, length) => (text.length > length ? `${text.slice(0, length - 1)}…` : text);
+
+function nameOf(sequence, sequences, length = Infinity) {
   const siblings = sequences.some((other) => other[GROUP] === sequence[GROUP] && other[ID] !== sequence[ID]);
-  const name = sequence[REQUEST] ? `${sequence[TENANT]} / ${sequence[REQUEST]}` : `#${sequence[GROUP]}`;
+  const name = sequence[REQUEST] ? `${cut(sequence[TENANT], length)} / ${cut(sequence[REQUEST], length)}` : `#${sequence[GROUP]}`;
   return siblings ? `${name}, output ${sequence[INDEX] + 1}` : name;
 }
 
@@ -244,7 +247,7 @@ function drawSequences({ find, executor }) {
     const computed = Math.min(sequence[COMPUTED], sequence[PROMPT]);
     row.append(
       swatch,
-      cell(nameOf(sequence, sequences) + (sequence[PREEMPTIONS] ? ` (preempted ${sequence[PREEMPTIONS]}×)` : "")),
+      cell(nameOf(sequence, sequences, NAME_LENGTH) + (sequence[PREEMPTIONS] ? ` (preempted ${sequence[PREEMPTIONS]}×)` : "")),
       cell(computed < sequence[PROMPT] ? `${computed} of ${sequence[PROMPT]}` : sequence[PROMPT], "number"),
       cell(sequence[CACHED] || "–", "number"),
       cell(sequence[TOKENS] - sequence[PROMPT], "number"),

@@ -88,7 +88,10 @@ def chat_of(conversation: Conversation, add_generation_prompt: bool | None = Non
     chat = pb.Chat(add_generation_prompt=add_generation_prompt)
     for message in conversation:
         role, content = message if isinstance(message, tuple) else (message["role"], message["content"])
-        chat.messages.add(role=role, content=content)
+        try:
+            chat.messages.add(role=role, content=content)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"the message {(role, content)!r} cannot be sent: {error}") from None
     return chat
 
 

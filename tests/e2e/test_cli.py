@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from octavo.client import Client
 
-from tests.e2e.servers import COMMAND, Running, octavo, wait_until
+from tests.e2e.servers import COMMAND, PATIENCE, Running, octavo, wait_until
 
 QUESTION = "What is gravity?"
 # What transformers' generate() answers, greedily, in float32; the closest two logits on its way differ by 0.02.
@@ -105,6 +107,41 @@ def test_a_broken_pipe_is_quiet_and_cancels_the_request(server: str, client: Cli
         assert process.stderr.read() == b""
         assert process.wait(60) == 128 + signal.SIGPIPE
     wait_until("the request is gone from the server", lambda: number_running(client) == 0)
+
+
+@pytest.mark.parametrize(
+    ("redirections", "stdin", "code", "words"),
+    [
+        ("<&-", b"", 2, "octavo: the prompt is empty\n"),
+        ("", b"\xff\xfe", 2, "octavo: the prompt on stdin is not utf-8\n"),
+        (">&-", b"One, two,", 0, "ended with LENGTH\n"),
+        (">/dev/full", b"One, two,", 1, "octavo: stdout cannot be written: No space left on device\n"),
+    ],
+)
+def test_streams_that_are_closed_full_or_no_text_end_in_a_sentence(
+    server: str, redirections: str, stdin: bytes, code: int, words: str
+) -> None:
+    """Each was a trace."""
+    command = shlex.join([*COMMAND, "generate", "-", "--raw", "--max-tokens=2", f"--server={server}"])
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run(
+        ["sh", "-c", f"exec {command} {redirections}"],
+        input=stdin, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment, timeout=PATIENCE, check=False,
+    )  # fmt: skip
+    assert done.returncode == code
+    assert done.stderr.decode().endswith(words)
+    assert "Traceback" not in done.stderr.decode()
+
+
+def test_bytes_that_are_no_text_leave_a_conversation_alone(server: str) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:surrogateescape"}
+    done = subprocess.run(
+        [*COMMAND, "chat", "--max-tokens=1", f"--server={server}"],
+        input=b"\xff\nHi\n", capture_output=True, env=environment, timeout=PATIENCE, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert b"octavo: the message ('user', '\\udcff') cannot be sent: " in done.stderr
+    assert b"ended with LENGTH" in done.stderr
 
 
 def test_a_timeout_is_told(server: str) -> None:

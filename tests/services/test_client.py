@@ -275,6 +275,7 @@ async def test_a_message_past_the_bound_is_named() -> None:
     [
         ({}, ValueError, "exactly one of text=, token_ids= and chat= is needed; given: none"),
         ({"text": "a", "chat": "b"}, ValueError, r"given: \['chat', 'text'\]"),
+        ({"chat": [("user", "\udcff")]}, ValueError, r"the message \('user', '.*udcff'\) cannot be sent"),
         ({"text": "a", "max_tokens": -1}, ValueError, "max_tokens=-1 cannot be sent"),
         ({"text": "a", "temperature": "hot"}, ValueError, "temperature='hot' cannot be sent"),
         ({"text": "a", "tempurature": 1}, TypeError, "unknown argument 'tempurature'"),

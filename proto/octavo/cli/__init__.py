@@ -11,12 +11,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-from octavo.cli.terminal import ExitCode, Failure, abandon_stdout, leave_at_interrupt, say
+from octavo.cli.terminal import ExitCode, Failure, abandon_stdout, leave_at_interrupt, open_missing_streams, say
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    open_missing_streams()
     leave_at_interrupt()
     try:
         code = _run(words)

@@ -68,7 +68,11 @@ def _answer(client: Client, conversation: Conversation, question: str, sampling:
     request_id = uuid.uuid4().hex
     messages = [*conversation.messages, ("user", question)]
     asked: GenerateOptions = {**sampling, "chat": messages, "request_id": request_id}
-    events = client.generate(**asked)
+    try:
+        events = client.generate(**asked)
+    except ValueError as error:  # bytes that are no text
+        say(str(error))
+        return
     answer = Timed(_overheard(events, spoken))
     try:
         print_text(answer)
@@ -108,5 +112,7 @@ def _read_line() -> str | None:
             if sys.stdin.isatty():
                 write("\n")
             return None
+        except UnicodeDecodeError as error:
+            say(f"what was typed is not {error.encoding}")
         except KeyboardInterrupt:
             write("\n")

@@ -45,10 +45,14 @@ class Answer:
             if not self._stopped:
                 say(str(failure(error, self._client.address)))
             return ExitCode.FAILURE
-        except ValueError:  # what gRPC says of a connection that `stop` closed between two calls
-            if not self._stopped:
-                raise
-            return ExitCode.INTERRUPTED
+        except ValueError as error:  # what gRPC says of a connection that `stop` closed between two calls
+            if self._stopped:
+                return ExitCode.INTERRUPTED
+            say(str(error))  # bytes on the command line that are no text
+            return ExitCode.USAGE
+        except Failure as error:
+            say(str(error))
+            return error.code
         except BrokenPipeError:
             abandon_stdout()
             return ExitCode.BROKEN_PIPE

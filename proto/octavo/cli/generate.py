@@ -13,14 +13,17 @@ from octavo.client import Client, GenerateOptions
 
 
 def generate(options: Namespace) -> int:
-    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    prompt = _read_stdin() if options.prompt == "-" else options.prompt
     if not prompt.strip():
         raise Failure("the prompt is empty", ExitCode.USAGE)
     if options.logprobs is not None and not options.json:
         raise Failure("--logprobs is printed with --json only", ExitCode.USAGE)
     with connected(options.server, options.timeout) as client:
         request: GenerateOptions = {**sampling_of(options), **_prompt(client, options, prompt)}
-        answer = Timed(client.generate(**request))
+        try:
+            answer = Timed(client.generate(**request))
+        except ValueError as error:  # bytes on the command line that are no text
+            raise Failure(str(error), ExitCode.USAGE) from None
         if options.json:
             print_json(answer)
         elif (options.n or 1) > 1:
@@ -29,6 +32,13 @@ def generate(options: Namespace) -> int:
             print_text(answer)
         say(answer.summary)
         return answer.tell_failures()
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise Failure(f"the prompt on stdin is not {error.encoding}", ExitCode.USAGE) from None
 
 
 def _prompt(client: Client, options: Namespace, prompt: str) -> GenerateOptions:

@@ -41,9 +41,28 @@ def relay(text: str) -> None:
 
 
 def write(text: str) -> None:
-    """Part of an answer, on stdout, visible at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    """Part of an answer, on stdout, visible at once. Raises Failure where it finds no place, as on a full disk."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        abandon_stdout()
+        raise Failure(f"stdout cannot be written: {error.strerror}") from None
+
+
+def open_missing_streams() -> None:
+    """Gives the process the standard streams that it was started without, as by `<&-`, empty ones.
+
+    Else the next files and connections would take their numbers, and what is written to stderr would end there.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdin = sys.stdin or os.fdopen(0)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
 def leave_at_interrupt() -> None:
@@ -55,5 +74,5 @@ def leave_at_interrupt() -> None:
 
 
 def abandon_stdout() -> None:
-    """After a broken pipe: lets the interpreter's own last flush fail nowhere."""
+    """After a write that failed: lets the interpreter's own last flush fail nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

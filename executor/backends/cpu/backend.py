@@ -3,7 +3,8 @@
 Owns the cache and the number formats. Where the native library is missing, or does not serve the cache's shape, the
 same ops run in plain torch, which is also what the library is tested against. Two modes: the fast one, and the
 deterministic one, in which a row's result does not depend on the other rows of the step. The native ops keep that by
-construction, as long as attention splits no context; those in torch need ways of their own (see deterministic.py).
+construction, as long as attention splits no context and shares no prefix; those in torch need ways of their own (see
+deterministic.py).
 """
 
 from __future__ import annotations

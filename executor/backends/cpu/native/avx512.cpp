@@ -17,7 +17,7 @@
 
 namespace octavo {
 const Kernels& avx512_kernels() {
-    static constexpr Kernels kernels = {avx512::attend, avx512::merge, avx512::rope, avx512::norm, avx512::silu, avx512::largest};
+    static constexpr Kernels kernels = {avx512::attend, avx512::rope, avx512::norm, avx512::silu, avx512::largest};
     return kernels;
 }
 }  // namespace octavo

@@ -18,7 +18,7 @@
 
 namespace octavo {
 const Kernels& avx512_bf16_kernels() {
-    static constexpr Kernels kernels = {avx512_bf16::attend, avx512_bf16::merge, avx512_bf16::rope, avx512_bf16::norm, avx512_bf16::silu, avx512_bf16::largest};
+    static constexpr Kernels kernels = {avx512_bf16::attend, avx512_bf16::rope, avx512_bf16::norm, avx512_bf16::silu, avx512_bf16::largest};
     return kernels;
 }
 }  // namespace octavo

@@ -7,7 +7,7 @@
 
 namespace octavo {
 const Kernels& baseline_kernels() {
-    static constexpr Kernels kernels = {baseline::attend, baseline::merge, baseline::rope, baseline::norm, baseline::silu, baseline::largest};
+    static constexpr Kernels kernels = {baseline::attend, baseline::rope, baseline::norm, baseline::silu, baseline::largest};
     return kernels;
 }
 }  // namespace octavo

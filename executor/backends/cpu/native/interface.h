@@ -99,29 +99,39 @@ constexpr int kMaxRows = 48;  // query rows that share one pass over the keys; a
 constexpr int kTile = 64;     // keys per pass
 constexpr int kGroup = 16;    // keys that lie in one block for certain
 
-// One pass: some queries of a sequence, all heads of one K/V head, a range of keys.
+// One pass: some queries, all heads of one K/V head, over a range of keys. Its rows are queries times heads: row r is
+// head r % heads of query r / heads.
 struct Item {
-    int32_t sequence;
+    int32_t sequence;  // whose block table is read
     int32_t kv_head;
-    int32_t query_begin;  // counted from the sequence's first query of this step
+    int32_t token;  // of the first query; the others follow on it
     int32_t num_queries;
     int32_t key_begin;  // [key_begin, key_end), key_begin a multiple of kTile
     int32_t key_end;
-    int32_t split;  // index of the Split that it is a part of; -1: the item writes its result itself
-    int32_t part;
+    int32_t before;  // the State that its rows go on from; -1: none
+    int32_t part;    // the Partial that it leaves, one for each K/V head; -1: it writes its rows' results
+    const int32_t* tokens;  // [num_queries], where they are of several sequences, which all see these keys; or null
 };
 
-// Softmax state of one part of a split item.
+// Softmax of an item's rows over its keys.
 struct Partial {
     float maxima[kMaxRows];
     float sums[kMaxRows];
-    float values[kMaxRows][kMaxHeadSize];
+    float values[kMaxRows][kMaxHeadSize];  // in the order of dimensions that the level computes in
+};
+
+// Where rows stand after some of their keys: in rows of a part from `row` on, and in the State `before`.
+struct State {
+    int32_t part;
+    int32_t row;
+    int32_t before;  // -1: none
 };
 
 struct Kernels {
-    // `next` is what this thread is likely to do next: a hint for the caches. Partial: null for an item that is no part.
-    void (*attend)(const Batch&, const Cache&, const AttentionArguments&, const Item&, const Item& next, Partial*);
-    void (*merge)(const Batch&, const Cache&, const AttentionArguments&, const Item&, const Partial*, int num_parts);
+    // `next` is what this thread is likely to do next: a hint for the caches.
+    void (*attend)(
+        const Batch&, const Cache&, const AttentionArguments&, const Item&, const Item& next, const State*, Partial*
+    );
     void (*rope)(const Batch&, const Cache&, const RopeArguments&, int token);
     void (*norm)(const NormArguments&, int row);
     void (*silu)(const SiluArguments&, int row);

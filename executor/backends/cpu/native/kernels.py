@@ -37,7 +37,7 @@ MAX_GROUP = 48  # heads of one K/V head
 
 class NativeKernels:
     """The library at one level, for tensors of one format. Results of a row do not depend on the rows beside it, except
-    where attention may split a long context."""
+    where attention may split a long context or read a shared prefix once."""
 
     def __init__(self, library: Library, dtype: torch.dtype, level: Level) -> None:
         if level not in library.levels:

@@ -46,6 +46,11 @@ class ExecutorConfig:
     cache_dir: Path = Path("~/.cache/octavo")
     grace_period: float = 30.0  # seconds
     max_message_bytes: int = DEFAULT_MESSAGE_BYTES
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    scheduler_name: str | None = None  # in the caller's certificate; None: anybody's
+    health_port: int | None = None
     otlp_endpoint: str | None = None  # URL; None: no traces
     log_format: str = "console"  # "console", "json"
     log_level: str = "info"
@@ -214,6 +219,17 @@ def _add_process_flags(parser: argparse.ArgumentParser, defaults: ExecutorConfig
         help="largest gRPC message, both ways; default 64M",
     )
     parser.add_argument(
+        "--tls-cert", type=Path, metavar="FILE", help="PEM certificate shown to the scheduler; absent: no TLS"
+    )
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM key of it")
+    parser.add_argument(
+        "--tls-client-ca", type=Path, metavar="FILE", help="callers must show a certificate of this root"
+    )
+    parser.add_argument("--scheduler-name", metavar="NAME", help="that the caller's certificate must hold")
+    parser.add_argument(
+        "--health-port", type=int, metavar="PORT", help="answer health there, without TLS, and nothing else"
+    )
+    parser.add_argument(
         "--otlp-endpoint",
         metavar="URL",
         default=defaults.otlp_endpoint,
@@ -250,8 +266,16 @@ def _bytes(text: str) -> int:
 
 def _problem(config: ExecutorConfig) -> str | None:
     """What is wrong with the values, in a sentence."""
-    if not 0 <= config.port <= 65535:
-        return f"--port {config.port} is not in [0, 65535]"
+    for name in ("port", "health_port"):
+        value = getattr(config, name)
+        if value is not None and not 0 <= value <= 65535:
+            return f"--{name.replace('_', '-')} {value} is not in [0, 65535]"
+    if (config.tls_cert is None) != (config.tls_key is None):
+        return "--tls-cert and --tls-key go together"
+    if config.tls_client_ca is not None and config.tls_cert is None:
+        return "--tls-client-ca needs --tls-cert and --tls-key"
+    if config.scheduler_name is not None and config.tls_client_ca is None:
+        return "--scheduler-name needs --tls-client-ca: without it nobody's name is known"
     for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "threads", "kv_cache_memory"):
         value = getattr(config, name)
         if value is not None and value < 1:

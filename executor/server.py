@@ -24,9 +24,11 @@ import grpc.aio
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from octavo.tls import BadTLSFiles, ServerFiles, server_credentials
 from octavo.v1 import executor_pb2, executor_pb2_grpc
 
 from executor.config import ExecutorConfig, StartupError, format_address
+from executor.identity import OnlyFrom
 from executor.loaded import Loaded, Loader
 from executor.service import ExecutorService, ServiceOptions
 from executor.step_thread import StepThread
@@ -66,19 +68,28 @@ class _Process:
 
     async def run(self) -> int:
         self._listen_to_signals()
-        server = grpc.aio.server(options=_server_options(self._config.max_message_bytes))
+        config = self._config
+        options = _server_options(config.max_message_bytes)
+        only = [] if config.scheduler_name is None else [OnlyFrom(config.scheduler_name)]
+        server = grpc.aio.server(interceptors=only, options=options)
         executor_pb2_grpc.add_ExecutorServicer_to_server(self._service, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         await self._set_health(ready=False)
         await self._health.set(LIVENESS, _SERVING)
-        address = format_address(self._config.host, _bind(server, self._config.address))
-        await server.start()
+        address = format_address(config.host, _bind(server, config.address, _credentials(config)))
+        servers = [server]
+        if config.health_port is not None:
+            servers.append(grpc.aio.server(options=options))
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, servers[-1])
+            _bind(servers[-1], format_address(config.host, config.health_port))
+        for each in servers:
+            await each.start()
         _announce(f"listening address={address}")
         try:
             await self._serve(address)
         finally:
-            await server.stop(_LAST_WORDS)
+            await asyncio.gather(*(each.stop(_LAST_WORDS) for each in servers))
             if self._tracing is not None:
                 await asyncio.to_thread(self._tracing.close)
         return 0
@@ -204,9 +215,26 @@ def _server_options(max_message_bytes: int) -> list[tuple[str, int]]:
     ]
 
 
-def _bind(server: grpc.aio.Server, address: str) -> int:
+def _credentials(config: ExecutorConfig) -> grpc.ServerCredentials | None:
+    """None: no TLS. Raises StartupError."""
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    log = structlog.get_logger("executor")
     try:
-        port = server.add_insecure_port(address)
+        return server_credentials(
+            ServerFiles(config.tls_cert, config.tls_key, config.tls_client_ca),
+            lambda error: log.warning("certificates not read", reason=str(error)),
+        )
+    except BadTLSFiles as error:
+        raise StartupError(str(error)) from None
+
+
+def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
+    try:
+        if credentials is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise StartupError(
             f"cannot listen on {address}: the port is taken, or the address is not one of this machine"

@@ -18,17 +18,26 @@ if TYPE_CHECKING:
 
 
 def engine_config(config: SchedulerConfig) -> EngineConfig:
-    """The engine's part of the configuration."""
+    """The engine's part of the configuration. Raises BadTLSFiles."""
+    from octavo.tls import ClientCredentials, ClientFiles
+
     from scheduler.engine import EngineConfig
     from scheduler.executor_client import ClientOptions
     from scheduler.fleet import FleetConfig
 
+    credentials = None
+    if config.executor_tls_ca is not None:
+        credentials = ClientCredentials(
+            ClientFiles(config.executor_tls_ca, config.executor_tls_cert, config.executor_tls_key)
+        )
     fleet = FleetConfig(
         executors=config.executors,
         fingerprint=config.fingerprint,
         pipeline_depth=config.pipeline_depth,
         prefix_caching=config.prefix_caching,
-        client=ClientOptions(step_timeout=config.step_timeout),
+        client=ClientOptions(
+            step_timeout=config.step_timeout, credentials=credentials, server_name=config.executor_tls_name
+        ),
     )
     return EngineConfig(
         fleet=fleet,
@@ -56,7 +65,9 @@ def tracing(config: SchedulerConfig) -> Tracing | None:
 
 def main() -> int:
     import uvloop
+    from octavo.tls import BadTLSFiles
 
+    from scheduler.authentication import BadTokens
     from scheduler.config import parse_config
     from scheduler.engine import Engine
     from scheduler.logs import configure_logs
@@ -70,7 +81,7 @@ def main() -> int:
 
     try:
         return int(uvloop.run(run()))
-    except (CannotTrace, CannotListen) as error:
+    except (CannotTrace, CannotListen, BadTLSFiles, BadTokens) as error:
         print(f"octavo scheduler: {error}", file=sys.stderr)
         return int(ExitCode.FAILURE)
 

@@ -9,6 +9,7 @@ import argparse
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from scheduler.discovery import BadTarget, split_target
 
@@ -39,6 +40,17 @@ class SchedulerConfig:
     exit_with_parent: bool = False
     max_message_bytes: int = 16 * 1024 * 1024
     reflection: bool = True
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    tokens_file: Path | None = None
+    health_port: int | None = None
+    executor_tls_ca: Path | None = None  # the other three make no sense without it
+    executor_tls_cert: Path | None = None
+    executor_tls_key: Path | None = None
+    executor_tls_name: str | None = None
+    max_tenant_requests: int | None = None
+    share_prefixes: bool = False
     otlp_endpoint: str | None = None  # URL; None: no traces
     http_port: int | None = None  # 0: any free one; None: no such port
     http_names: bool = False
@@ -51,7 +63,24 @@ def parse_config(arguments: Sequence[str] | None = None) -> SchedulerConfig:
     values = vars(_parser().parse_args(arguments))
     targets = tuple(target for given in values.pop("executors") for target in given)
     weights = tuple(weight for given in values.pop("tenant_weights", []) for weight in given)
-    return SchedulerConfig(executors=targets, tenant_weights=weights, **values)
+    config = SchedulerConfig(executors=targets, tenant_weights=weights, **values)
+    problem = _problem(config)
+    if problem is not None:
+        _parser().error(problem)
+    return config
+
+
+def _problem(config: SchedulerConfig) -> str | None:
+    """Flags that do not go together."""
+    if (config.tls_cert is None) != (config.tls_key is None):
+        return "--tls-cert and --tls-key go together"
+    if config.tls_client_ca is not None and config.tls_cert is None:
+        return "--tls-client-ca needs --tls-cert and --tls-key"
+    if (config.executor_tls_cert is None) != (config.executor_tls_key is None):
+        return "--executor-tls-cert and --executor-tls-key go together"
+    if config.executor_tls_ca is None and (config.executor_tls_cert or config.executor_tls_name):
+        return "--executor-tls-cert and --executor-tls-name need --executor-tls-ca"
+    return None
 
 
 class _HelpWithDefaults(argparse.ArgumentDefaultsHelpFormatter):
@@ -92,6 +121,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="HOST:PORT[,…]", help="where executors listen; names are resolved every second, to all their addresses",
     )  # fmt: skip
     _add_listening(parser.add_argument_group("listening"))
+    _add_access(parser.add_argument_group("who may call"))
+    _add_executor_tls(parser.add_argument_group("connections to executors"))
     _add_queueing(parser.add_argument_group("queueing"))
     _add_planning(parser.add_argument_group("planning"))
     _add_process(parser.add_argument_group("the process"))
@@ -117,6 +148,41 @@ def _add_listening(group: argparse._ArgumentGroup) -> None:
         help="serve a page and /metrics there; 0: a free one; absent: off",
     )
     group.add_argument("--http-names", action="store_true", help="show request ids and tenants on the page")
+
+
+def _add_access(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--tls-cert", type=Path, metavar="FILE", help="PEM certificate shown to clients; absent: no TLS")
+    group.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM key of it")
+    group.add_argument("--tls-client-ca", type=Path, metavar="FILE", help="clients must show certificates of this root")
+    group.add_argument(
+        "--tokens-file",
+        type=Path,
+        metavar="FILE",
+        help="clients must show a token of it; lines of TENANT TOKEN [admin]",
+    )
+    group.add_argument(
+        "--health-port",
+        type=_port,
+        metavar="PORT",
+        help="answer health there, without TLS and tokens, and nothing else",
+    )
+    group.add_argument(
+        "--max-tenant-requests", type=_positive, metavar="N", help="most requests of one tenant at once; absent: any"
+    )
+    group.add_argument(
+        "--share-prefixes", action="store_true", help="tenants find each other's cached prefixes, and can tell by time"
+    )
+
+
+def _add_executor_tls(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--executor-tls-ca", type=Path, metavar="FILE", help="PEM roots of executors' certificates; absent: no TLS"
+    )
+    group.add_argument("--executor-tls-cert", type=Path, metavar="FILE", help="PEM certificate shown to executors")
+    group.add_argument("--executor-tls-key", type=Path, metavar="FILE", help="PEM key of it")
+    group.add_argument(
+        "--executor-tls-name", metavar="NAME", help="that executors' certificates hold; absent: their address"
+    )
 
 
 def _add_queueing(group: argparse._ArgumentGroup) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import grpc
 import grpc.aio
+from octavo.tls import ClientCredentials
 from octavo.v1 import executor_pb2 as pb
 from octavo.v1 import executor_pb2_grpc as pb_grpc
 
@@ -44,6 +45,8 @@ class ClientOptions:
     heartbeat_timeout: float = 2.0  # seconds without any message
     step_timeout: float = 30.0  # seconds in one step without progress
     max_message_bytes: int = 64 << 20
+    credentials: ClientCredentials | None = None  # None: no TLS
+    server_name: str | None = None  # that certificates must hold; None: the address
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +72,29 @@ class ExecutorClient:
     def __init__(self, target: str, options: ClientOptions) -> None:
         self.target = target
         self._options = options
-        self._channel = grpc.aio.insecure_channel(
-            target,
-            options=[
-                ("grpc.max_send_message_length", options.max_message_bytes),
-                ("grpc.max_receive_message_length", options.max_message_bytes),
-                ("grpc.keepalive_time_ms", 30_000),
-                ("grpc.keepalive_timeout_ms", 10_000),
-                ("grpc.http2.ping_timeout_ms", 10_000),  # 60 s by default
-                ("grpc.initial_reconnect_backoff_ms", 100),
-                ("grpc.max_reconnect_backoff_ms", 1_000),
-            ],
-        )
+        self._credentials = None if options.credentials is None else options.credentials.current()
+        channel_options: list[tuple[str, int | str]] = [
+            ("grpc.max_send_message_length", options.max_message_bytes),
+            ("grpc.max_receive_message_length", options.max_message_bytes),
+            ("grpc.keepalive_time_ms", 30_000),
+            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.http2.ping_timeout_ms", 10_000),  # 60 s by default
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1_000),
+        ]
+        if self._credentials is None:
+            self._channel = grpc.aio.insecure_channel(target, options=channel_options)
+        else:
+            if options.server_name is not None:
+                channel_options.append(("grpc.ssl_target_name_override", options.server_name))
+            self._channel = grpc.aio.secure_channel(target, self._credentials, options=channel_options)
         self._stub = pb_grpc.ExecutorStub(self._channel)  # type: ignore[no-untyped-call]
+
+    @property
+    def is_outdated(self) -> bool:
+        """Connections made from now on should show, or trust, another certificate."""
+        credentials = self._options.credentials
+        return credentials is not None and credentials.current() is not self._credentials
 
     async def close(self) -> None:
         await self._channel.close()
@@ -91,7 +104,8 @@ class ExecutorClient:
         try:
             d = await self._stub.Describe(pb.DescribeRequest(), timeout=self._options.connect_timeout)
         except grpc.aio.AioRpcError as error:
-            raise ExecutorUnreachable(_reason(error)) from None
+            refused = error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
+            raise (ExecutorRefused if refused else ExecutorUnreachable)(_reason(error)) from None
         if d.protocol_version != PROTOCOL_VERSION:
             raise ExecutorRefused(f"it speaks protocol version {d.protocol_version}, this scheduler {PROTOCOL_VERSION}")
         if not d.ready:

@@ -160,6 +160,9 @@ class Fleet:
         client = ExecutorClient(address, self._config.client)
         try:
             while address in self._addresses:
+                if client.is_outdated:
+                    await client.close()
+                    client = ExecutorClient(address, self._config.client)
                 member = await self._join(address, client)
                 if member is not None:
                     await self._serve(member)

@@ -20,9 +20,11 @@ import grpc
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from octavo.tls import ServerFiles, server_credentials
 from octavo.v1 import generation_pb2
 from octavo.v1.generation_pb2_grpc import add_GenerationServicer_to_server
 
+from scheduler.authentication import Authenticate, Tokens
 from scheduler.config import SchedulerConfig
 from scheduler.inspection import Inspector
 from scheduler.malformed import RefuseMalformed
@@ -83,6 +85,8 @@ class Server:
             metrics,
             queue_timeout=config.queue_timeout,
             stall_timeout=config.stall_timeout,
+            max_tenant_requests=config.max_tenant_requests,
+            share_prefixes=config.share_prefixes,
             pace=self._pace,
             inspector=inspector,
             tracing=tracing,
@@ -96,9 +100,17 @@ class Server:
             self.web = WebServer(metrics, inspector, self._pace, config.host, config.http_port, names=config.http_names)
         self._stop = asyncio.Event()
         self.port = 0  # listened on, once `start` returned
-        self._server = grpc.aio.server(
-            interceptors=[RefuseMalformed()], options=_channel_options(config, keepalive or Keepalive())
-        )
+        options = _channel_options(config, keepalive or Keepalive())
+        interceptors: list[grpc.aio.ServerInterceptor] = [RefuseMalformed()]
+        if config.tokens_file is not None:
+            interceptors.insert(0, Authenticate(Tokens(config.tokens_file)))
+        self._server = grpc.aio.server(interceptors=interceptors, options=options)
+        self._credentials = _credentials(config, self._log)
+        self.health_port = 0
+        self._health_server: grpc.aio.Server | None = None
+        if config.health_port is not None:
+            self._health_server = grpc.aio.server(options=options)
+            health_pb2_grpc.add_HealthServicer_to_server(self._readiness.servicer, self._health_server)
         add_GenerationServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._readiness.servicer, self._server)
         if config.reflection:
@@ -111,18 +123,17 @@ class Server:
 
     async def start(self) -> None:
         """Listens. Raises CannotListen."""
-        host, port = self._config.host, self._config.port
-        address = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
-        try:
-            self.port = self._server.add_insecure_port(address)
-        except RuntimeError:
-            self.port = 0
-        if self.port == 0:
-            raise CannotListen(f"cannot listen on {address}: the port is taken, or the address is not this machine's")
+        config = self._config
+        self.port = _bind(self._server, config.host, config.port, self._credentials)
+        if self._health_server is not None:
+            self.health_port = _bind(self._health_server, config.host, config.health_port or 0)
+            await self._health_server.start()
         if self.web is not None:
             await self._start(self.web)
         await self._server.start()
-        self._log.info("listening", host=host, port=self.port)
+        self._log.info("listening", host=config.host, port=self.port, tls=self._credentials is not None or None)
+        if config.tokens_file is not None and self._credentials is None and not _is_local(config.host):
+            self._log.warning("tokens_in_clear", why="whoever is on the way can read them; see --tls-cert")
 
     async def _start(self, web: WebServer) -> None:
         try:
@@ -153,6 +164,8 @@ class Server:
                 task.cancel()
             await asyncio.gather(pace, readiness, engine, stop, return_exceptions=True)
             await self._server.stop(LAST_WORDS_SECONDS)
+            if self._health_server is not None:
+                await self._health_server.stop(None)
             if self._tracing is not None:
                 await asyncio.to_thread(self._tracing.close)
             if self.web is not None:
@@ -226,6 +239,35 @@ async def _stop_with_parent(stop: Callable[[], None]) -> None:
         await asyncio.sleep(PARENT_POLL_SECONDS)  # there is no event to wait for
     structlog.get_logger("server").warning("parent_gone")
     stop()
+
+
+def _credentials(config: SchedulerConfig, log: Log) -> grpc.ServerCredentials | None:
+    """What clients are shown; None: no TLS. Raises BadTLSFiles."""
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    return server_credentials(
+        ServerFiles(config.tls_cert, config.tls_key, config.tls_client_ca),
+        lambda error: log.warning("certificates_not_read", why=str(error)),
+    )
+
+
+def _bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None = None) -> int:
+    """The port it listens on. Raises CannotListen."""
+    address = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+    try:
+        if credentials is None:
+            bound = int(server.add_insecure_port(address))
+        else:
+            bound = int(server.add_secure_port(address, credentials))
+    except RuntimeError:
+        bound = 0
+    if bound == 0:
+        raise CannotListen(f"cannot listen on {address}: the port is taken, or the address is not this machine's")
+    return bound
+
+
+def _is_local(host: str) -> bool:
+    return host in ("localhost", "127.0.0.1", "::1", "[::1]")
 
 
 def _channel_options(config: SchedulerConfig, keepalive: Keepalive) -> list[tuple[str, int]]:

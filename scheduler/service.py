@@ -13,6 +13,7 @@ import contextlib
 import secrets
 import time
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -42,7 +43,7 @@ from scheduler.outputs import (
 )
 from scheduler.pace import Pace
 from scheduler.request_stream import Log, RequestStream
-from scheduler.statuses import InvalidArgument, RequestExists, is_ours, status_of
+from scheduler.statuses import InvalidArgument, RequestExists, TenantFull, is_ours, status_of
 from scheduler.stop_strings import StopStrings
 from scheduler.tokenizer import Tokenizer, TokenizerError
 from scheduler.validation import (
@@ -98,6 +99,8 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
         *,
         queue_timeout: float = 60.0,
         stall_timeout: float = 60.0,
+        max_tenant_requests: int | None = None,
+        share_prefixes: bool = False,
         pace: Pace | None = None,
         inspector: Inspector | None = None,
         tracing: Tracing | None = None,
@@ -108,6 +111,8 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
         self._metrics = metrics
         self._queue_timeout = queue_timeout
         self._stall_timeout = stall_timeout
+        self._max_tenant_requests = max_tenant_requests
+        self._share_prefixes = share_prefixes
         self._pace = pace or Pace()
         self._inspector = inspector or Inspector(engine.inspect)
         self._shown: tuple[Inspection, pb.WatchBlocksResponse] | None = None  # the latest
@@ -115,6 +120,7 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
         self._on_drain = on_drain
         self._log: Log = structlog.get_logger("service")
         self._in_flight: dict[tuple[str, str], _InFlight[TicketT]] = {}
+        self._num_in_flight: Counter[str] = Counter()  # by tenant; those that have none are left out
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
         self._idle = asyncio.Event()
         self._idle.set()
@@ -304,17 +310,22 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
                 break  # else another one came while the text was tokenized
         seed = secrets.randbits(64)
         submission = read_submission(
-            request, prompt, current, seed=seed, queue_timeout=self._queue_timeout, request_id=request_id
-        )
+            request, prompt, current, seed=seed, queue_timeout=self._queue_timeout, request_id=request_id,
+            share_prefixes=self._share_prefixes,
+        )  # fmt: skip
         return submission, tokenizer
 
     @contextlib.contextmanager
     def _registered(self, tenant: str, request_id: str) -> Iterator[_InFlight[TicketT]]:
-        """The request's place among those in flight. Raises RequestExists."""
+        """The request's place among those in flight. Raises RequestExists or TenantFull."""
         key = (tenant, request_id)
         if key in self._in_flight:
             raise RequestExists(tenant, request_id)
+        limit = self._max_tenant_requests
+        if limit is not None and self._num_in_flight[tenant] >= limit:
+            raise TenantFull(tenant, limit)
         running = self._in_flight[key] = _InFlight[TicketT]()
+        self._num_in_flight[tenant] += 1
         self._idle.clear()
         try:
             yield running
@@ -329,6 +340,7 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
     def _release(self, key: tuple[str, str], running: _InFlight[TicketT]) -> None:
         if self._in_flight.get(key) is running:
             del self._in_flight[key]
+            self._num_in_flight -= Counter((key[0],))
             if not self._in_flight:
                 self._idle.set()
 

@@ -19,6 +19,7 @@ from scheduler.outputs import DoesNotFit, Draining, ExecutorLost, NoExecutor, Qu
 ERROR_DOMAIN = "octavo"
 DETAILS_KEY = "grpc-status-details-bin"  # where gRPC's richer error model puts the Status message
 MAX_VALUE_CHARACTERS = 100
+TENANT_RETRY_SECONDS = 1.0  # one of its own requests must end first, and nobody knows when
 MAX_MESSAGE_CHARACTERS = 1000  # a status travels in headers, which have bounds of their own
 
 
@@ -42,6 +43,21 @@ class RequestExists(Exception):
         super().__init__(f"tenant {tenant!r} has a request {request_id!r} in flight")
         self.tenant = tenant
         self.request_id = request_id
+
+
+class TenantFull(Exception):
+    """The tenant has as many requests in flight as it may."""
+
+    def __init__(self, tenant: str, limit: int) -> None:
+        super().__init__(f"tenant {tenant!r} has {limit} requests in flight, which is all it may have")
+
+
+class Unauthenticated(Exception):
+    """Nobody knows who calls."""
+
+
+class NotPermitted(Exception):
+    """The caller is known, and may not do this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +94,13 @@ def status_of(error: Exception, request_id: str = "") -> ErrorStatus:
         case QueueFull():
             retry = error_details_pb2.RetryInfo(retry_delay=_duration(error.retry_after_seconds))
             return ErrorStatus(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", message, details=(retry,))
+        case TenantFull():
+            retry = error_details_pb2.RetryInfo(retry_delay=_duration(TENANT_RETRY_SECONDS))
+            return ErrorStatus(grpc.StatusCode.RESOURCE_EXHAUSTED, "TENANT_FULL", message, details=(retry,))
+        case Unauthenticated():
+            return ErrorStatus(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", message)
+        case NotPermitted():
+            return ErrorStatus(grpc.StatusCode.PERMISSION_DENIED, "NOT_PERMITTED", message)
         case RequestExists():
             metadata = {"tenant": error.tenant, "request_id": error.request_id}
             return ErrorStatus(grpc.StatusCode.ALREADY_EXISTS, "REQUEST_EXISTS", message, metadata)

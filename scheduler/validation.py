@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from octavo.v1 import generation_pb2 as pb
 
+from scheduler.caller import tenant_of
 from scheduler.chat_template import Message
 from scheduler.core.request import SamplingParams
 from scheduler.outputs import ModelInfo, Submission
 from scheduler.statuses import InvalidArgument
 
-DEFAULT_TENANT = "default"
 MAX_ID_CHARACTERS = 128
 MAX_SALT_CHARACTERS = 256
 MAX_STOP_STRINGS = 16
@@ -39,9 +39,15 @@ class Identity:
 
 
 def read_identity(request: pb.GenerateRequest | pb.AbortRequest) -> Identity:
-    tenant = _name("tenant", request.tenant) if request.HasField("tenant") else DEFAULT_TENANT
+    """Raises InvalidArgument, or NotPermitted for a tenant that is not the caller's."""
+    tenant = tenant_of(_name("tenant", request.tenant) if request.HasField("tenant") else None)
     named = isinstance(request, pb.AbortRequest) or request.HasField("request_id")
     return Identity(tenant, _name("request_id", request.request_id) if named else None)
+
+
+def _salt_of(tenant: str, salt: str) -> str:
+    """A tenant's own, whatever salts the others choose: how soon an answer begins tells nothing of their prompts."""
+    return f"{len(tenant)}:{tenant}:{salt}"
 
 
 def read_messages(chat: pb.Chat) -> list[Message]:
@@ -68,8 +74,10 @@ def read_submission(
     seed: int,
     queue_timeout: float,
     request_id: str = "",
+    share_prefixes: bool = False,
 ) -> Submission:
-    """`prompt_token_ids` are those of the request's prompt; `seed` and `queue_timeout` stand in for absent fields."""
+    """`prompt_token_ids` are those of the request's prompt; `seed` and `queue_timeout` stand in for absent fields.
+    `share_prefixes`: cached prefixes are found by other tenants too."""
     identity = read_identity(request)
     max_tokens = _max_tokens(request, len(prompt_token_ids), model)
     check_token_ids(_prompt_field(request), prompt_token_ids, model.vocab_size)
@@ -87,7 +95,7 @@ def read_submission(
         max_tokens=max_tokens,
         sampling=sampling,
         priority=request.priority,
-        cache_salt=request.cache_salt,
+        cache_salt=request.cache_salt if share_prefixes else _salt_of(identity.tenant, request.cache_salt),
         queue_timeout=_queue_timeout(request, queue_timeout),
         tenant=identity.tenant,
         request_id=request_id,

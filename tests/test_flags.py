@@ -64,7 +64,8 @@ def test_an_empty_value_is_passed_on_for_the_process_to_refuse() -> None:
 
 def test_serve_takes_every_flag_but_those_it_sets_itself() -> None:
     everything = {flag.name for flag in (*EXECUTOR, *SCHEDULER)}
-    own = {"--executors", "--fingerprint", "--exit-with-parent", "--exit-on-executor-loss"}
+    own = {"--executors", "--fingerprint", "--exit-with-parent", "--exit-on-executor-loss", "--scheduler-name"}
+    own |= {f"--executor-tls-{what}" for what in ("ca", "cert", "key", "name")}  # its two processes share a machine
     assert {flag.name for flag in served()} == everything - own
 
 

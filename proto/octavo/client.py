@@ -24,6 +24,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.blocks import Inspection, inspection_of
 from octavo.errors import (
+    AccessDenied,
     CallCancelled,
     DeadlineExceeded,
     InvalidRequest,
@@ -62,13 +63,17 @@ from octavo.results import (
     load_of,
     model_of,
 )
+from octavo.tls import BadTLSFiles, ClientCredentials, ClientFiles
 from octavo.v1 import generation_pb2 as pb
 from octavo.v1.generation_pb2_grpc import GenerationStub
 
 __all__ = [
+    "AccessDenied",
     "AsyncClient",
+    "BadTLSFiles",
     "CallCancelled",
     "Client",
+    "ClientFiles",
     "Completion",
     "Conversation",
     "DeadlineExceeded",
@@ -126,14 +131,19 @@ ResponseT = TypeVar("ResponseT")
 ResponseT_co = TypeVar("ResponseT_co", covariant=True)
 
 
+Metadata = tuple[tuple[str, str], ...]
+
+
 class _Method(Protocol[ResponseT_co]):
     """A unary method of a stub."""
 
-    def __call__(self, request: object, *, timeout: float | None) -> ResponseT_co: ...
+    def __call__(self, request: object, *, timeout: float | None, metadata: Metadata) -> ResponseT_co: ...
 
 
-def _options(max_message_bytes: int) -> list[tuple[str, int | str]]:
+def _options(max_message_bytes: int, tls_name: str | None) -> list[tuple[str, int | str]]:
+    named = [] if tls_name is None else [("grpc.ssl_target_name_override", tls_name)]
     return [
+        *named,
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.keepalive_time_ms", 30_000),
@@ -152,11 +162,21 @@ class Client:
         *,
         timeout: float | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        tls: ClientFiles | None = None,
+        tls_name: str | None = None,
+        token: str | None = None,
     ) -> None:
-        """Connects at the first call. `timeout` in seconds is that of calls which name none; None waits."""
+        """Connects at the first call. `timeout` in seconds is that of calls which name none; None waits. `tls`: the
+        connection is encrypted, and the server's certificate must hold `tls_name`, or the address. `token` is the
+        bearer token that the server asks for. Raises BadTLSFiles."""
         self.address = address
         self.timeout = timeout
-        self._channel = grpc.insecure_channel(address, options=_options(max_message_bytes))
+        self._token = token
+        options = _options(max_message_bytes, tls_name)
+        if tls is None:
+            self._channel = grpc.insecure_channel(address, options=options)
+        else:
+            self._channel = grpc.secure_channel(address, ClientCredentials(tls).current(), options=options)
         self._stub = GenerationStub(self._channel)  # type: ignore[no-untyped-call]
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
@@ -228,7 +248,7 @@ class Client:
         """The load now, at every change of an executor's state, and every `interval` seconds (None: 1); ends when the
         scheduler stops."""
         timeout = self.timeout if timeout is None else timeout
-        call = self._stub.WatchLoad(watch_of(interval), timeout=timeout)
+        call = self._stub.WatchLoad(watch_of(interval), timeout=timeout, metadata=_metadata(self._token))
         try:
             for message in call:
                 yield load_of(message)
@@ -241,7 +261,7 @@ class Client:
         """Who holds which KV block, and what the latest steps held: now, and about every `interval` seconds (None: 1);
         ends when the scheduler stops."""
         timeout = self.timeout if timeout is None else timeout
-        call = self._stub.WatchBlocks(watch_blocks_of(interval), timeout=timeout)
+        call = self._stub.WatchBlocks(watch_blocks_of(interval), timeout=timeout, metadata=_metadata(self._token))
         try:
             for message in call:
                 yield inspection_of(message)
@@ -270,12 +290,12 @@ class Client:
     def _call(self, method: _Method[ResponseT], request: object, timeout: float | None) -> ResponseT:
         timeout = self.timeout if timeout is None else timeout
         try:
-            return method(request, timeout=timeout)
+            return method(request, timeout=timeout, metadata=_metadata(self._token))
         except grpc.RpcError as error:
             raise error_of(error, self.address, timeout) from None
 
     def _events(self, request: pb.GenerateRequest, timeout: float | None, traceparent: str | None) -> Iterator[Event]:
-        call = self._stub.Generate(request, timeout=timeout, metadata=_metadata(traceparent))
+        call = self._stub.Generate(request, timeout=timeout, metadata=_metadata(self._token, traceparent))
         try:
             for message in call:
                 if (event := event_of(message)) is not None:
@@ -300,11 +320,21 @@ class AsyncClient:
         *,
         timeout: float | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        tls: ClientFiles | None = None,
+        tls_name: str | None = None,
+        token: str | None = None,
     ) -> None:
-        """Connects at the first call. `timeout` in seconds is that of calls which name none; None waits."""
+        """Connects at the first call. `timeout` in seconds is that of calls which name none; None waits. `tls`: the
+        connection is encrypted, and the server's certificate must hold `tls_name`, or the address. `token` is the
+        bearer token that the server asks for. Raises BadTLSFiles."""
         self.address = address
         self.timeout = timeout
-        self._channel = grpc.aio.insecure_channel(address, options=_options(max_message_bytes))
+        self._token = token
+        options = _options(max_message_bytes, tls_name)
+        if tls is None:
+            self._channel = grpc.aio.insecure_channel(address, options=options)
+        else:
+            self._channel = grpc.aio.secure_channel(address, ClientCredentials(tls).current(), options=options)
         self._stub = GenerationStub(self._channel)  # type: ignore[no-untyped-call]
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
@@ -365,7 +395,7 @@ class AsyncClient:
     async def watch_load(self, interval: float | None = None, *, timeout: float | None = None) -> AsyncIterator[Load]:
         """As `Client.watch_load`."""
         timeout = self.timeout if timeout is None else timeout
-        call = self._stub.WatchLoad(watch_of(interval), timeout=timeout)
+        call = self._stub.WatchLoad(watch_of(interval), timeout=timeout, metadata=_metadata(self._token))
         try:
             async for message in call:
                 yield load_of(message)
@@ -379,7 +409,7 @@ class AsyncClient:
     ) -> AsyncIterator[Inspection]:
         """As `Client.watch_blocks`."""
         timeout = self.timeout if timeout is None else timeout
-        call = self._stub.WatchBlocks(watch_blocks_of(interval), timeout=timeout)
+        call = self._stub.WatchBlocks(watch_blocks_of(interval), timeout=timeout, metadata=_metadata(self._token))
         try:
             async for message in call:
                 yield inspection_of(message)
@@ -407,14 +437,14 @@ class AsyncClient:
     async def _call(self, method: _Method[Awaitable[ResponseT]], request: object, timeout: float | None) -> ResponseT:
         timeout = self.timeout if timeout is None else timeout
         try:
-            return await method(request, timeout=timeout)
+            return await method(request, timeout=timeout, metadata=_metadata(self._token))
         except grpc.RpcError as error:
             raise error_of(error, self.address, timeout) from None
 
     async def _events(
         self, request: pb.GenerateRequest, timeout: float | None, traceparent: str | None
     ) -> AsyncIterator[Event]:
-        call = self._stub.Generate(request, timeout=timeout, metadata=_metadata(traceparent))
+        call = self._stub.Generate(request, timeout=timeout, metadata=_metadata(self._token, traceparent))
         try:
             async for message in call:
                 if (event := event_of(message)) is not None:
@@ -425,8 +455,9 @@ class AsyncClient:
             call.cancel()
 
 
-def _metadata(traceparent: str | None) -> tuple[tuple[str, str], ...]:
-    return () if traceparent is None else (("traceparent", traceparent),)
+def _metadata(token: str | None, traceparent: str | None = None) -> Metadata:
+    given = {"authorization": token and f"Bearer {token}", "traceparent": traceparent}
+    return tuple((key, value) for key, value in given.items() if value is not None)
 
 
 def _tokenize_request(text: str | None, chat: Conversation | None, add_special_tokens: bool) -> pb.TokenizeRequest:

@@ -59,6 +59,10 @@ class CallCancelled(OctavoError):
     """The call was cancelled on its way."""
 
 
+class AccessDenied(OctavoError):
+    """The server wants a token, does not know the one it was shown, or does not let its owner do this."""
+
+
 class ServerFault(OctavoError):
     """The server failed; its log says why."""
 
@@ -90,6 +94,8 @@ def error_of(error: grpc.RpcError, address: str, timeout: float | None) -> Octav
         return UnknownExecutor(message)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded("the deadline passed" if timeout is None else f"not done within {timeout:g} s")
+    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+        return AccessDenied(message)
     if code is grpc.StatusCode.CANCELLED:
         return CallCancelled(message or "the call was cancelled")
     return ServerFault(f"{code.name}: {message}")

@@ -23,9 +23,9 @@ from octavo.bench.pool import PoolWatch
 from octavo.bench.report import Setting, as_json, as_lines
 from octavo.bench.traffic import Pace, Traffic, warm_up, watch_pool
 from octavo.bench.workloads import WORKLOADS, BadLine, Work, drawn_from, fixed, read_prompts
-from octavo.cli.connection import failure
+from octavo.cli.connection import access_of, failure
 from octavo.cli.terminal import ExitCode, Failure, say, write
-from octavo.client import AsyncClient, Model, OctavoError
+from octavo.client import AsyncClient, BadTLSFiles, Model, OctavoError
 
 _PROMPT_TOKENS, _OUTPUT_TOKENS = 128, 128  # where only one of the two is given, and for a file of prompts
 _NUM_REQUESTS, _CONCURRENCY = 64, 16  # of a workload that names none
@@ -50,10 +50,12 @@ def bench(options: Namespace) -> int:
 async def measure(options: Namespace) -> int:
     """Raises Failure."""
     try:
-        async with AsyncClient(options.server) as client:
+        async with AsyncClient(options.server, **access_of(options)) as client:
             return await _measure(options, client)
     except OctavoError as error:
         raise failure(error, options.server) from None
+    except BadTLSFiles as error:
+        raise Failure(str(error), ExitCode.USAGE) from None
 
 
 async def _measure(options: Namespace, client: AsyncClient) -> int:

@@ -40,7 +40,7 @@ def chat(options: Namespace) -> int:
     with contextlib.suppress(ImportError):  # line editing and history, where Python was built with them
         import readline  # noqa: F401
     conversation = Conversation(options.system)
-    with connected(options.server, options.timeout) as client:
+    with connected(options) as client:
         model = client.model()
         if not model.has_chat_template:
             raise Failure(f"{model.name} has no chat template; use `octavo generate --raw`")

@@ -68,6 +68,7 @@ class Answer:
 
 def demo(options: Namespace) -> int:
     options.host, options.port = None, "0"
+    options.health_port = options.tls_cert = None
     options.log_level = options.log_level or "error"
     if not options.prompt.strip():
         raise Failure("the prompt is empty", ExitCode.USAGE)

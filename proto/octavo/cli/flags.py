@@ -49,6 +49,11 @@ EXECUTOR: tuple[Flag, ...] = (
     Flag("--port", "PORT", "50052", "port to listen on; 0 takes a free one", serve=False),
     Flag("--grace-period", "SECONDS", "30", "time for running requests to finish after SIGTERM"),
     Flag("--max-message-bytes", "BYTES", "64M", "largest gRPC message, both ways"),
+    Flag("--tls-cert", "FILE", None, "PEM certificate shown to the scheduler; absent: no TLS", serve=False),
+    Flag("--tls-key", "FILE", None, "PEM key of it", serve=False),
+    Flag("--tls-client-ca", "FILE", None, "callers must show a certificate of this root", serve=False),
+    Flag("--scheduler-name", "NAME", None, "that the caller's certificate must hold", serve=False),
+    Flag("--health-port", "PORT", None, "answer health there, without TLS, and nothing else", serve=False),
     Flag("--otlp-endpoint", "URL", None, _OTLP),
     Flag("--log-format", "FORM", "console", "console or json, on stderr"),
     Flag("--log-level", "LEVEL", "info", "debug, info, warning or error"),
@@ -61,6 +66,17 @@ SCHEDULER: tuple[Flag, ...] = (
     Flag("--host", "HOST", "127.0.0.1", "address to listen on"),
     Flag("--port", "PORT", "50051", "port to listen on; 0 takes a free one"),
     Flag("--max-message-bytes", "BYTES", "16M", "largest gRPC message, both ways"),
+    Flag("--tls-cert", "FILE", None, "PEM certificate shown to clients; absent: no TLS"),
+    Flag("--tls-key", "FILE", None, "PEM key of it"),
+    Flag("--tls-client-ca", "FILE", None, "clients must show a certificate of this root"),
+    Flag("--tokens-file", "FILE", None, "clients must show a token of it: lines of `TENANT TOKEN [admin]`"),
+    Flag("--health-port", "PORT", None, "answer health there, without TLS and tokens, and nothing else"),
+    Flag("--max-tenant-requests", "N", None, "most requests of one tenant at once; absent: any"),
+    Flag("--share-prefixes", None, None, "tenants find each other's cached prefixes, and can tell by time"),
+    Flag("--executor-tls-ca", "FILE", None, "PEM roots of executors' certificates; absent: no TLS", serve=False),
+    Flag("--executor-tls-cert", "FILE", None, "PEM certificate shown to executors", serve=False),
+    Flag("--executor-tls-key", "FILE", None, "PEM key of it", serve=False),
+    Flag("--executor-tls-name", "NAME", None, "that executors' certificates hold; absent: their address", serve=False),
     Flag("--no-reflection", None, None, "do not describe the services to whoever asks"),
     Flag("--http-port", "PORT", None, "serve a page and /metrics there; 0: a free one; absent: off"),
     Flag("--http-names", None, None, "show request ids and tenants on the page"),
@@ -79,6 +95,10 @@ SCHEDULER: tuple[Flag, ...] = (
     Flag("--log-format", "FORM", "console", "console or json, on stderr"),
     Flag("--log-level", "LEVEL", "info", "debug, info, warning or error"),
 )  # fmt: skip
+
+
+# Who may call, and how: of no use to a server that asks itself one question.
+ACCESS = ("--tls-cert", "--tls-key", "--tls-client-ca", "--tokens-file", "--health-port")
 
 
 def served(leave_out: Sequence[str] = ()) -> list[Flag]:

@@ -18,7 +18,7 @@ def generate(options: Namespace) -> int:
         raise Failure("the prompt is empty", ExitCode.USAGE)
     if options.logprobs is not None and not options.json:
         raise Failure("--logprobs is printed with --json only", ExitCode.USAGE)
-    with connected(options.server, options.timeout) as client:
+    with connected(options) as client:
         request: GenerateOptions = {**sampling_of(options), **_prompt(client, options, prompt)}
         try:
             answer = Timed(client.generate(**request))

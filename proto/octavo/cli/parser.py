@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from octavo.cli.flags import served
+from octavo.cli.flags import ACCESS, served
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 50051
@@ -42,7 +43,7 @@ def build_parser(version: str) -> ArgumentParser:
     demo = command("demo", "set the demo model up, start a server, stream one answer, and stop")
     demo.add_argument("prompt", nargs="?", metavar="PROMPT", default=DEMO_PROMPT, help=f"default: {DEMO_PROMPT!r}")
     demo.add_argument("--max-tokens", type=positive, default=128, metavar="N", help="most tokens of the answer")
-    _add_process_flags(demo, leave_out=("--host", "--port"))
+    _add_process_flags(demo, leave_out=("--host", "--port", *ACCESS))
 
     serve = command("serve", "start a scheduler and an executor, and stop both at Ctrl-C")
     _add_process_flags(serve)
@@ -105,6 +106,15 @@ def _add_process_flags(parser: ArgumentParser, leave_out: Sequence[str] = ()) ->
 def _add_client_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--server", metavar="ADDRESS", default=DEFAULT_SERVER, help=f"default: {DEFAULT_SERVER}")
     parser.add_argument("--timeout", type=seconds, metavar="SECONDS", help="give up after so long")
+    group = parser.add_argument_group("access")
+    group.add_argument("--tls", action="store_true", help="encrypt, and trust the system's roots")
+    group.add_argument("--tls-ca", type=Path, metavar="FILE", help="encrypt, and trust these PEM roots alone")
+    group.add_argument("--tls-name", metavar="NAME", help="that the server's certificate must hold, not its address")
+    group.add_argument("--tls-cert", type=Path, metavar="FILE", help="PEM certificate to show, and --tls-key its key")
+    group.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM key")
+    group.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="holds the token to show; absent: OCTAVO_TOKEN, else none"
+    )
 
 
 def _add_sampling_flags(parser: ArgumentParser) -> None:

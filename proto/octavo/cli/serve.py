@@ -42,6 +42,7 @@ class Plan:
     scheduler: Callable[[str], Sequence[str]]  # its command, given the executor's address
     address: str  # where a client on this machine reaches the scheduler
     grace: float = _DEFAULT_GRACE  # seconds that streams have to finish, once a stop was asked for
+    health: str | None = None  # where the scheduler says without TLS whether it serves; None: at `address`
 
 
 class Work(Protocol):
@@ -85,13 +86,19 @@ def plan_of(options: Namespace) -> Plan:
         with listen_on(host, 0) as probe:
             port = int(probe.getsockname()[1])
     own_port = [f"--host={host}", f"--port={port}", "--exit-on-executor-loss"]
-    scheduler = [flag for flag in SCHEDULER if flag.name not in ("--host", "--port")]
+    health = None
+    if options.health_port is not None or options.tls_cert is not None:
+        with listen_on(host, _port(options.health_port or "0")) as probe:
+            health = int(probe.getsockname()[1])
+        own_port.append(f"--health-port={health}")
+    scheduler = [flag for flag in SCHEDULER if flag.name not in ("--host", "--port", "--health-port")]
     return Plan(
         executor=module("executor", "--port=0", "--exit-with-parent", *given(EXECUTOR, options)),
         scheduler=lambda executor: module(
             "scheduler", f"--executors={executor}", "--exit-with-parent", *own_port, *given(scheduler, options)
         ),
         address=_address(host, port),
+        health=None if health is None else _address(host, health),
         grace=_grace(options.grace_period),
     )
 
@@ -130,7 +137,9 @@ def run(plan: Plan, work: Work, ready: Callable[[str], bool] = is_serving) -> in
 
     def start_scheduler(executor: str) -> None:
         processes.start("scheduler", plan.scheduler(executor))
-        threading.Thread(target=_post_when_ready, args=(processes, plan.address, ready, over), daemon=True).start()
+        threading.Thread(
+            target=_post_when_ready, args=(processes, plan.health or plan.address, ready, over), daemon=True
+        ).start()
 
     with signals_as_events(processes):
         processes.start("executor", plan.executor)

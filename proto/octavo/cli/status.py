@@ -15,14 +15,14 @@ _HEADINGS = ("EXECUTOR", "STATE", "RUNNING", "WAITING", "FREE BLOCKS", "PREFIX H
 
 
 def show_health(options: Namespace) -> int:
-    with connected(options.server, options.timeout) as client:
+    with connected(options) as client:
         serving = client.health("")  # the readiness of either process, whatever its service's name
     write("SERVING\n" if serving else "NOT_SERVING\n")
     return ExitCode.OK if serving else ExitCode.FAILURE
 
 
 def show_load(options: Namespace) -> int:
-    with connected(options.server, options.timeout) as client:
+    with connected(options) as client:
         if options.watch is None:
             write(_page(client.load()))
         else:
@@ -33,7 +33,7 @@ def show_load(options: Namespace) -> int:
 
 
 def drain(options: Namespace) -> int:
-    with connected(options.server, options.timeout) as client:
+    with connected(options) as client:
         incarnation = client.drain(options.executor)
     write("the scheduler drains\n" if incarnation is None else f"executor {options.executor} drains\n")
     return ExitCode.OK

@@ -33,7 +33,7 @@ Event = Inspection | Exception | int | None  # news, what went wrong, the exit c
 
 
 def top(options: Namespace) -> int:
-    with connected(options.server, options.timeout) as client:
+    with connected(options) as client:
         if options.once or not sys.stdout.isatty():
             return _print_once(client)
         return _Screen(client, options.interval).run()

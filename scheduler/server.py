@@ -131,7 +131,7 @@ class Server:
         if self.web is not None:
             await self._start(self.web)
         await self._server.start()
-        self._log.info("listening", host=config.host, port=self.port, tls=self._credentials is not None or None)
+        self._log.info("listening", host=config.host, port=self.port, tls=self._credentials is not None)
         if config.tokens_file is not None and self._credentials is None and not _is_local(config.host):
             self._log.warning("tokens_in_clear", why="whoever is on the way can read them; see --tls-cert")
 

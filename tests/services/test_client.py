@@ -119,7 +119,7 @@ async def test_all_arguments_reach_the_engine(running: Running, client: AsyncCli
     sampling = submission.sampling
     assert submission.prompt_token_ids == (1, 2)
     assert (submission.n, submission.max_tokens, submission.priority) == (2, 7, -3)
-    assert (submission.cache_salt, submission.queue_timeout, submission.tenant) == ("s", 1.5, "t")
+    assert (submission.cache_salt, submission.queue_timeout, submission.tenant) == ("1:t:s", 1.5, "t")
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.5, 4, 0.5, 0.25)
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (1, -1, 2)
     assert (sampling.logit_bias, sampling.allowed_token_ids, sampling.seed) == ({3: 1.5}, (4, 5), 9)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
+from typing import TextIO, cast
 
 import structlog
 
@@ -14,6 +16,19 @@ class FromLibraries(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         logger: structlog.typing.FilteringBoundLogger = structlog.get_logger("library")
         logger.log(record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info or None)
+
+
+class StandardError:
+    """Where lines go. One that finds no place, on a full disk or in a pipe that nobody reads, is lost: it must not
+    take with it the request that it tells of."""
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
 
 
 def configure_log(form: str, level: str) -> None:
@@ -37,5 +52,5 @@ def configure_log(form: str, level: str) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, StandardError())),
     )

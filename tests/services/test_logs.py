@@ -47,3 +47,14 @@ def test_a_traceback_shows_no_variables(configure: str, form: str) -> None:
     text = logged(configure, form)
     assert "invalid literal for int()" in text
     assert "WHAT THE CLIENT WROTE" not in text
+
+
+@pytest.mark.parametrize("configure", CONFIGURE)
+def test_a_line_that_finds_no_place_is_lost_and_nothing_else(configure: str) -> None:
+    """A full disk under the log ended the executor and kept the scheduler's streams from their end."""
+    program = PROGRAM.format(configure=configure, form="json") + "\nprint('it goes on')"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=full, text=True, check=False
+        )
+    assert done.stdout == "it goes on\n"

@@ -133,6 +133,14 @@ def test_streams_that_are_closed_full_or_no_text_end_in_a_sentence(
     assert "Traceback" not in done.stderr.decode()
 
 
+def test_a_full_disk_under_stderr_costs_the_words_alone(server: str) -> None:
+    command = [*COMMAND, "generate", "--raw", "One, two,", "--max-tokens=2", "--temperature=0", f"--server={server}"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, timeout=PATIENCE, check=False)
+    assert done.stdout == b" or three\n"
+    assert done.returncode == 0
+
+
 def test_bytes_that_are_no_text_leave_a_conversation_alone(server: str) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8:surrogateescape"}
     done = subprocess.run(

@@ -6,6 +6,7 @@ one sentence that a user can act on, with the exit code that goes with it; it is
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import signal
@@ -32,12 +33,13 @@ class Failure(Exception):
 
 def say(sentence: str) -> None:
     """Tells the user something about the work, on stderr."""
-    print(f"octavo: {sentence}", file=sys.stderr, flush=True)
+    relay(f"octavo: {sentence}")
 
 
 def relay(text: str) -> None:
-    """Passes a line of a child on, on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    """Passes a line of a child on, on stderr. Where it finds no place, the work goes on without it."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def write(text: str) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 import structlog
+from google.protobuf.message import DecodeError
 from octavo.v1 import executor_pb2 as pb
 from octavo.v1 import executor_pb2_grpc as pb_grpc
 
@@ -212,6 +213,8 @@ class ExecutorService(pb_grpc.ExecutorServicer):
                 first = await context.read()
         except TimeoutError:
             raise NoHello(f"no Hello within {self._options.hello_seconds:g} s") from None
+        except DecodeError as error:
+            raise BadOpening(f"the first message of a stream cannot be read: {error}") from None
         if not isinstance(first, pb.ToExecutor) or first.WhichOneof("message") != "hello":
             raise BadOpening("the first message of a stream must be Hello")
         return first.hello

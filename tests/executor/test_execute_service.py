@@ -408,6 +408,15 @@ async def test_a_stream_must_begin_with_hello() -> None:
         )
 
 
+async def test_bytes_that_are_no_message_are_refused_as_such() -> None:
+    """They were UNKNOWN, and an error with its trace in the log."""
+    async with serving() as executor:
+        stream = executor.channel.stream_stream("/octavo.v1.Executor/Execute")()
+        await stream.write(b"\xff\xff")
+        assert await stream.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert (await stream.details()).startswith("the first message of a stream cannot be read: Error parsing")
+
+
 async def test_a_stream_that_says_nothing_is_ended() -> None:
     async with serving(hello_seconds=0.05) as executor:
         assert await executor.stream().status() == (grpc.StatusCode.DEADLINE_EXCEEDED, "no Hello within 0.05 s")

@@ -430,7 +430,7 @@ class GenerationService(GenerationServicer, Generic[TicketT]):
             def encode() -> list[int]:
                 return tokenizer.encode(request.text, add_special_tokens=add_special_tokens)
         else:
-            conversation = read_messages(request.chat)
+            conversation = read_messages(request.chat, model.max_model_len)
             size = sum(len(message.content.encode()) for message in conversation)
             # A template may leave roles out, so they prove nothing of the length; but each turn must be rendered.
             effort = size + sum(len(message.role) + TURN_SIZE for message in conversation)

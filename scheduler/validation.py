@@ -18,6 +18,7 @@ from scheduler.outputs import ModelInfo, Submission
 from scheduler.statuses import InvalidArgument
 
 MAX_ID_CHARACTERS = 128
+MAX_ROLE_CHARACTERS = 128
 MAX_SALT_CHARACTERS = 256
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
@@ -50,13 +51,19 @@ def _salt_of(tenant: str, salt: str) -> str:
     return f"{len(tenant)}:{tenant}:{salt}"
 
 
-def read_messages(chat: pb.Chat) -> list[Message]:
-    """The conversation of a request."""
+def read_messages(chat: pb.Chat, max_model_len: int) -> list[Message]:
+    """The conversation of a request. Empty messages cost no bytes, but a template's time: so their number is bound."""
     if not chat.messages:
         raise InvalidArgument("chat.messages", [], "a conversation has at least one message")
+    if len(chat.messages) > max_model_len:
+        raise InvalidArgument(
+            "chat.messages", f"{len(chat.messages)} messages", f"more than the {max_model_len} tokens of max_model_len"
+        )
     for i, message in enumerate(chat.messages):
-        if not message.role:
-            raise InvalidArgument(f"chat.messages[{i}].role", "", "must not be empty")
+        if not 1 <= len(message.role) <= MAX_ROLE_CHARACTERS:
+            raise InvalidArgument(
+                f"chat.messages[{i}].role", message.role, f"must have 1 to {MAX_ROLE_CHARACTERS} characters"
+            )
     return [Message(message.role, message.content) for message in chat.messages]
 
 

@@ -59,7 +59,17 @@ def ids(*token_ids: int) -> dict[str, object]:
         (ids(2**32 - 1), "token_ids.ids[0]", "= 4294967295: not in the vocabulary"),
         (ids(*[1] * 256), "token_ids.ids", "'256 tokens': no room for an output: max_model_len is 256, and the KV"),
         ({"chat": pb.Chat()}, "chat.messages", "at least one message"),
-        ({"chat": pb.Chat(messages=[pb.ChatMessage(content="x")])}, "chat.messages[0].role", "must not be empty"),
+        ({"chat": pb.Chat(messages=[pb.ChatMessage(content="x")])}, "chat.messages[0].role", "1 to 128 characters"),
+        (
+            {"chat": pb.Chat(messages=[pb.ChatMessage(role="x" * 129)])},
+            "chat.messages[0].role",
+            "must have 1 to 128 characters",
+        ),
+        (
+            {"chat": pb.Chat(messages=[pb.ChatMessage(role="user")] * 257)},
+            "chat.messages",
+            "'257 messages': more than the 256 tokens of max_model_len",
+        ),
         (sampling(temperature=-0.5), "sampling.temperature", "= -0.5: must be in [0, 100]"),
         (sampling(temperature=101), "sampling.temperature", "= 101.0: must be in [0, 100]"),
         (sampling(temperature=NAN), "sampling.temperature", "= nan: must be"),

@@ -1,4 +1,5 @@
-"""Native CPU kernels against plain torch: attention alone, and steps of the demo model end to end.
+"""Native CPU kernels against plain torch: attention alone, and steps of the demo model end to end; and attention over a
+shared prefix, read once, against the same kernels where each sequence reads it.
 
     python -m benchmarks.cpu_attention [--json] [--threads N] [--rounds N] [--model NAME]
 
@@ -35,27 +36,35 @@ class Case(NamedTuple):
     name: str
     seq_lens: list[int]
     query_lens: list[int]
+    shared: int = 0  # leading tokens whose blocks are those of all sequences, whole blocks
 
     @property
     def num_blocks(self) -> int:
-        return sum(-(-length // BLOCK_SIZE) for length in self.seq_lens) + 1
+        own = sum(-(-(length - self.shared) // BLOCK_SIZE) for length in self.seq_lens)
+        return self.shared // BLOCK_SIZE + own + 1
 
 
 class Row(NamedTuple):
-    """Milliseconds of one call; the ratio is torch's over native's."""
+    """Milliseconds of one call, before and after; the ratio is that of the two, turn by turn."""
 
     case: str
-    torch_ms: float
-    native_ms: float
-    native_best_ms: float
+    before_ms: float
+    after_ms: float
+    best_ms: float
     ratio: float
-    parts_ms: dict[str, float] | None = None  # of native_best_ms
+    parts_ms: dict[str, float] | None = None  # of best_ms
 
 
 ATTENTION = [
     Case("decode, 64 sequences of 200", [200] * 64, [1] * 64),
     Case("prefill of 512", [512], [512]),
     Case("decode, 1 sequence of 4096", [4096], [1]),
+]
+# A prefix read once for all, against the same blocks read by every sequence.
+SHARED = [
+    Case(f"{rows} sequences share {prefix}", [prefix + 100] * rows, [1] * rows, shared=prefix)
+    for rows in (32, 64)
+    for prefix in (512, 1024)
 ]
 STEPS = [
     Case("1 decode row", [200], [1]),
@@ -95,7 +104,10 @@ class Clock:
 def metadata_of(case: Case) -> AttentionMetadata:
     """Blocks in an order that has nothing to do with their addresses."""
     free = (torch.randperm(case.num_blocks - 1, generator=torch.Generator().manual_seed(0)) + 1).tolist()
-    tables = [[free.pop() for _ in range(-(-length // BLOCK_SIZE))] for length in case.seq_lens]
+    prefix = [free.pop() for _ in range(case.shared // BLOCK_SIZE)]
+    tables = [
+        prefix + [free.pop() for _ in range(-(-(length - case.shared) // BLOCK_SIZE))] for length in case.seq_lens
+    ]
     width = max(map(len, tables))
     spans = list(zip(case.seq_lens, case.query_lens, tables, strict=True))
     positions = [(table, p) for length, queries, table in spans for p in range(length - queries, length)]
@@ -110,23 +122,23 @@ def metadata_of(case: Case) -> AttentionMetadata:
     )
 
 
-def compare(name: str, plain: Callable[[], float], native: Callable[[], float], rounds: int) -> Row:
+def compare(name: str, first: Callable[[], float], second: Callable[[], float], rounds: int) -> Row:
     """Each callable returns its seconds."""
-    plain()
-    native()
-    pairs = [(plain(), native()) for _ in range(rounds)]
+    first()
+    second()
+    pairs = [(first(), second()) for _ in range(rounds)]
     return Row(
         case=name,
-        torch_ms=statistics.median(before for before, _ in pairs) * 1e3,
-        native_ms=statistics.median(after for _, after in pairs) * 1e3,
-        native_best_ms=min(after for _, after in pairs) * 1e3,
+        before_ms=statistics.median(before for before, _ in pairs) * 1e3,
+        after_ms=statistics.median(after for _, after in pairs) * 1e3,
+        best_ms=min(after for _, after in pairs) * 1e3,
         ratio=statistics.median(before / after for before, after in pairs),
     )
 
 
-def attention(case: Case, dtype: torch.dtype, rounds: int) -> Row:
+def attention(case: Case, before: CpuBackend, after: CpuBackend, rounds: int) -> Row:
     """All layers of a step, so that no layer's K/V is in the CPU's caches; milliseconds of one layer."""
-    metadata = metadata_of(case)
+    metadata, dtype = metadata_of(case), after.dtype
     q = torch.randn(len(metadata.positions), NUM_HEADS, HEAD_SIZE).to(dtype)
 
     def timed(backend: CpuBackend) -> Callable[[], float]:
@@ -142,7 +154,7 @@ def attention(case: Case, dtype: torch.dtype, rounds: int) -> Row:
 
         return run
 
-    return compare(case.name, timed(CpuBackend(dtype, native=False)), timed(CpuBackend(dtype)), rounds)
+    return compare(case.name, timed(before), timed(after), rounds)
 
 
 def steps(model: str, dtype: torch.dtype, rounds: int) -> list[Row]:
@@ -181,11 +193,12 @@ def step(
     return row._replace(parts_ms=parts | {"rest": (best - sum(seconds.values())) * 1e3})
 
 
-def table(title: str, rows: list[Row]) -> str:
-    lines = [f"{title:32} {'torch ms':>9} {'native ms':>9} {'(best)':>8} {'ratio':>6}   parts of the best, ms"]
+def table(title: str, rows: list[Row], before: str, after: str) -> str:
+    parts_of = "   parts of the best, ms" if rows[0].parts_ms else ""
+    lines = [f"{title:32} {before:>9} {after:>9} {'(best)':>8} {'ratio':>6}{parts_of}"]
     for row in rows:
         parts = ", ".join(f"{name} {value:.1f}" for name, value in (row.parts_ms or {}).items())
-        times = f"{row.torch_ms:9.2f} {row.native_ms:9.2f} {row.native_best_ms:8.2f} {row.ratio:6.2f}"
+        times = f"{row.before_ms:9.2f} {row.after_ms:9.2f} {row.best_ms:8.2f} {row.ratio:6.2f}"
         lines.append(f"{row.case:32} {times}   {parts}".rstrip())
     return "\n".join(lines)
 
@@ -199,15 +212,24 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.set_grad_enabled(False)
-    results = {
-        f"attention of a layer, {name}": [attention(case, dtype, options.rounds) for case in ATTENTION]
-        for name, dtype in (("bfloat16", torch.bfloat16), ("float32", torch.float32))
-    }
+    formats = (("bfloat16", torch.bfloat16), ("float32", torch.float32))
+    results: dict[str, list[Row]] = {}
+    for name, dtype in formats:
+        before, after = CpuBackend(dtype, native=False), CpuBackend(dtype)
+        rows = [attention(case, before, after, options.rounds) for case in ATTENTION]
+        results[f"attention of a layer, {name}"] = rows
     results["a step, bfloat16"] = steps(options.model, torch.bfloat16, options.rounds)
+    shared: dict[str, list[Row]] = {}
+    for name, dtype in formats:
+        # The deterministic mode shares nothing; with several threads it splits nothing either.
+        before, after = CpuBackend(dtype, deterministic=True), CpuBackend(dtype)
+        shared[f"shared prefixes, {name}"] = [attention(case, before, after, options.rounds) for case in SHARED]
     if options.json:
-        print(json.dumps({title: [row._asdict() for row in rows] for title, rows in results.items()}))
+        print(json.dumps({title: [row._asdict() for row in rows] for title, rows in (results | shared).items()}))
     else:
-        print("\n\n".join(table(title, rows) for title, rows in results.items()))
+        tables = [table(title, rows, "torch ms", "native ms") for title, rows in results.items()]
+        tables += [table(title, rows, "alone ms", "shared ms") for title, rows in shared.items()]
+        print("\n\n".join(tables))
     return 0
 
 

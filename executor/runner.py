@@ -1,8 +1,9 @@
-"""Runs one plan: apply it, build the batch, copy blocks, forward, sample, answer.
+"""Runs one plan: apply it, build the batch, copy blocks, forward, sample; then, once the draws are known, answer.
 
-Owns the sequences of the session. Synchronous and single-threaded: step_thread.py calls it, one plan after another, in
-order. Knows the model only as a `Decoder`. A sequence that fails is left out of later plans until one removes or
-replaces it; only a plan that is wrong, or a model that raises, fails the step.
+Owns the sequences of the session. Single-threaded: step_thread.py calls it, one plan after another, in order. What is
+launched on a device need not have run when the next plan comes: in_flight.py has what then remains to be done. Knows
+the model only as a `Decoder`. A sequence that fails is left out of later plans until one removes or replaces it; only a
+plan that is wrong, or a model that raises, fails the step.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from executor.backends.base import AttentionMetadata
+from executor.backends.base import AttentionMetadata, Mark
 from executor.batch import Batch, build_batch, check_rows
 from executor.draws import sampling_batch
+from executor.in_flight import Clock, StepInFlight
+from executor.launched import Finished, Launched
 from executor.plan import BatchPlan, Fork, InvalidPlan, Limits, PromptLogprobs, StepResult, StepTimings
-from executor.sampler import NON_FINITE, Ints, SamplerOutput, SamplingBatch, prompt_logprobs
+from executor.sampler import NON_FINITE, Draws, Ints, SamplingBatch, prompt_logprobs
 from executor.sequences import Sequences, Slots
 
 
@@ -32,7 +35,10 @@ class Decoder(Protocol):
         logits_indices: torch.Tensor,
         progress: Callable[[], None],
     ) -> torch.Tensor:
-        """token_ids [num_tokens] int64, logits_indices [n] int64 (n may be 0) -> logits [n, vocab] float32."""
+        """token_ids [num_tokens] int64, logits_indices [n] int64 (n may be 0) -> logits [n, vocab] float32.
+
+        A token id below 0 is one that the step before has drawn and nobody has collected: ~d for its draw d. Only a
+        backend whose draws are not known at once meets any."""
 
 
 class Cache(Protocol):
@@ -40,7 +46,9 @@ class Cache(Protocol):
 
     def copy_blocks(self, sources: Sequence[int], destinations: Sequence[int]) -> None: ...
 
-    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SamplerOutput: ...
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> Draws: ...
+
+    def mark(self) -> Mark: ...
 
 
 class Runner:
@@ -52,14 +60,28 @@ class Runner:
         self.progress = 0  # layers computed since the start of the process; other threads may read it
         self._decoder = decoder
         self._cache = cache
+        self._last: StepInFlight | None = None
 
     def reset(self) -> None:
-        """Forgets every sequence, for a session to begin."""
+        """Forgets every sequence, for a session to begin; a step that is not collected is never to be."""
         self.sequences.clear()
+        self._last = None
+
+    def run(self, plan: BatchPlan, queued_ns: int = 0) -> StepResult:
+        """The whole step: `launch`, then waiting for it."""
+        return self.launch(plan, queued_ns).collect()
+
+    def can_follow(self, plan: BatchPlan) -> bool:
+        """Whether `launch` may come before the step that was launched last is collected."""
+        before = self._last
+        return before is None or before.collected or before.can_be_followed_by(plan)
 
     @torch.inference_mode()
-    def run(self, plan: BatchPlan, queued_ns: int = 0) -> StepResult:
-        """Raises InvalidPlan; what the model raises goes through."""
+    def launch(self, plan: BatchPlan, queued_ns: int = 0) -> Launched:
+        """Does everything of a step that needs none of its draws. Raises InvalidPlan; what the model raises goes
+        through. At most one step is not collected when another is launched, and `can_follow` has allowed it."""
+        before = self._last if self._last is not None and not self._last.collected else None
+        assert before is None or before.followed_by is None, "two steps are not collected"
         started = time.monotonic_ns()
         plan.check(self.limits, self.sequences)
         errors = self.sequences.apply(plan)
@@ -68,28 +90,23 @@ class Runner:
             self._cache.copy_blocks(plan.copy_sources, plan.copy_destinations)
         if not slots.size:
             self._fork(plan.forks, slots, errors)
-            return StepResult(plan.step_id, errors=errors, timings=StepTimings(queued_ns=queued_ns))
+            return Finished(StepResult(plan.step_id, errors=errors, timings=StepTimings(queued_ns=queued_ns)))
         batch = build_batch(self.sequences, slots, row_tokens, self.limits.block_size)
         prepared = time.monotonic_ns()
+        begun = self._cache.mark()
         logits = self._decoder.forward(batch.token_ids, batch.metadata, batch.logits_indices, self._advance)
-        forwarded = time.monotonic_ns()
+        forwarded = self._cache.mark()
         self.sequences.num_computed_tokens[slots] = batch.ends
         prompts = self._prompt_logprobs(batch, logits, errors)
-        draws, logits_rows = self._fork(plan.forks, batch.sampling_slots, errors)
-        sampled = sampling_batch(self.sequences, draws, logits_rows)
-        output = self._cache.sample(logits[: len(batch.sampling_slots)], sampled)
-        well, token_ids = self._take_tokens(draws, output, errors)
-        ids = self.sequences.ids[draws].tolist()
-        return StepResult(
-            step_id=plan.step_id,
-            sequence_ids=self.sequences.ids[well].tolist(),
-            token_ids=token_ids.tolist(),
-            logprobs={ids[draw]: found for draw, found in output.logprobs.items() if ids[draw] not in errors},
-            candidates={ids[draw]: best for draw, best in output.candidates.items() if ids[draw] not in errors},
-            prompt_logprobs=prompts,
-            errors=errors,
-            timings=StepTimings(queued_ns, prepared - started, forwarded - prepared, time.monotonic_ns() - forwarded),
-        )
+        drawing, logits_rows = self._fork(plan.forks, batch.sampling_slots, errors)
+        sampled = sampling_batch(self.sequences, drawing, logits_rows)
+        draws = self._cache.sample(logits[: len(batch.sampling_slots)], sampled)
+        clock = Clock(queued_ns, prepared - started, begun, forwarded, self._cache.mark())
+        step = StepInFlight(plan.step_id, self.sequences, drawing, sampled, draws, prompts, errors, clock)
+        if before is not None:
+            before.followed_by = step
+        self._last = step
+        return step
 
     def _advance(self) -> None:
         self.progress += 1
@@ -145,15 +162,3 @@ class Runner:
         draws = [slot for parent, forked in children.items() for slot in (parent, *forked)]
         rows = [row for row, forked in enumerate(children.values()) for _ in range(1 + len(forked))]
         return np.array(draws, np.int64), np.array(rows, np.int64)
-
-    def _take_tokens(self, draws: Slots, output: SamplerOutput, errors: dict[int, str]) -> tuple[Slots, Ints]:
-        """Each token drawn becomes its sequence's next input. Returns the slots that drew, and their tokens."""
-        for draw, message in output.errors.items():
-            self._fail(int(draws[draw]), message, errors)
-        drew = ~self.sequences.failed[draws]
-        drew[list(output.candidates)] = False
-        token_ids = output.token_ids
-        if not drew.all():
-            draws, token_ids = draws[drew], token_ids[drew]
-        self.sequences.append(draws, token_ids)
-        return draws, token_ids

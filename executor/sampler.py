@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -97,14 +98,30 @@ class SamplingBatch:
         return len(self.temperature)
 
 
+class Draws(Protocol):
+    """The draws of one step, which a device may still have to make."""
+
+    def is_ready(self) -> bool:
+        """Whether `collect` would not wait."""
+
+    def collect(self) -> SamplerOutput:
+        """Waits for the draws; called once."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplerOutput:
-    """One token a draw; 0 where `errors` names the draw."""
+    """One token a draw; 0 where `errors` names the draw. `Draws` that are known."""
 
     token_ids: Ints  # [num_draws]
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by draw, as the others
     candidates: dict[int, tuple[tuple[int, float], ...]] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
+
+    def is_ready(self) -> bool:
+        return True
+
+    def collect(self) -> SamplerOutput:
+        return self
 
 
 def sample(logits: torch.Tensor, batch: SamplingBatch, largest: Largest | None = None) -> SamplerOutput:

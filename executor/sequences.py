@@ -3,7 +3,8 @@
 Owns tokens, block tables, `num_computed_tokens` and sampling of the sequences that plans have named; a slot is one
 sequence's place in every column and serves another once it is removed. Knows nothing of tensors or the model.
 Invariant: of a sequence's tokens `[0, num_computed_tokens)` are in cache, `[num_computed_tokens, num_tokens)` are known
-and not computed, and its block table is zero behind its last block.
+and not computed, and its block table is zero behind its last block. A known token that stands as a number below 0 has
+been drawn on a device, which alone has its value so far (see in_flight.py).
 """
 
 from __future__ import annotations
@@ -119,9 +120,24 @@ class Sequences:
         return child
 
     def append(self, slots: Slots, token_ids: npt.NDArray[np.int64]) -> None:
-        """The tokens drawn become the next inputs: slots [n], each at most once, token_ids [n]."""
+        """The tokens drawn become the next inputs: slots [n], each at most once, token_ids [n]; below 0 where one is
+        to be told by `fill`."""
         self.token_ids[slots, self.num_tokens[slots]] = token_ids
         self.num_tokens[slots] += 1
+
+    def fill(
+        self,
+        slots: Slots,
+        ids: npt.NDArray[np.uint64],
+        places: npt.NDArray[np.int64],
+        token_ids: npt.NDArray[np.int64],
+    ) -> None:
+        """The tokens at `places` [n] have become known. Whoever of `ids` [n] has lost its slot to another is passed
+        over; the token of one that was only removed falls into a column that nobody reads."""
+        here = self.ids[slots] == ids
+        if not here.all():
+            slots, places, token_ids = slots[here], places[here], token_ids[here]
+        self.token_ids[slots, places] = token_ids
 
     def _add(self, new: NewSequence) -> str | None:
         self._check_new(new)

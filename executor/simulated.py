@@ -20,6 +20,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from executor.config import SIMULATED_MODEL, ExecutorConfig, StartupError
+from executor.launched import Finished, Launched
 from executor.loaded import Loaded
 from executor.plan import BatchPlan, Fork, InvalidPlan, Limits, Sampling, StepResult, StepTimings
 from executor.sequences import Sequences, Slots
@@ -41,6 +42,13 @@ class SimulatedRunner:
 
     def reset(self) -> None:
         self.sequences.clear()
+
+    def can_follow(self, plan: BatchPlan) -> bool:
+        return True
+
+    def launch(self, plan: BatchPlan, queued_ns: int = 0) -> Launched:
+        """Raises InvalidPlan."""
+        return Finished(self.run(plan, queued_ns))
 
     def run(self, plan: BatchPlan, queued_ns: int = 0) -> StepResult:
         """Raises InvalidPlan."""

@@ -10,14 +10,15 @@ block_id * block_size + offset. Block 0 is the null block: padding points there,
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
 
 if TYPE_CHECKING:
-    from executor.sampler import SamplerOutput, SamplingBatch
+    from executor.sampler import Draws, SamplingBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,23 @@ class AttentionMetadata:
     positions: torch.Tensor  # [num_tokens] int64: position of each token in its sequence
     max_query_len: int
     max_seq_len: int
+
+
+class Mark(Protocol):
+    """A moment between two ops, on the clock of whoever computes them."""
+
+    def ns_since(self, earlier: Self) -> int:
+        """Nanoseconds from an earlier mark of the same backend; asked once both have passed."""
+
+
+class HostMark:
+    """Of a backend that computes where it is called."""
+
+    def __init__(self) -> None:
+        self._ns = time.monotonic_ns()
+
+    def ns_since(self, earlier: HostMark) -> int:
+        return self._ns - earlier._ns
 
 
 class Linear(Protocol):
@@ -116,8 +134,12 @@ class Backend(Protocol):
     def copy_blocks(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         """Copies whole blocks in all layers; no block is in both."""
 
-    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SamplerOutput:
-        """logits [num_rows, vocab] fp32 -> one token a draw, as executor/sampler.py defines it."""
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> Draws:
+        """logits [num_rows, vocab] fp32 -> one token a draw, as executor/sampler.py defines it. Where the draws are
+        not known when this returns, `embed` takes ~d for the token of draw d until the next call."""
+
+    def mark(self) -> Mark:
+        """Now, in the order in which the backend computes."""
 
 
 class OutOfMemory(Exception):

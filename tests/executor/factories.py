@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from executor.backends.base import AttentionMetadata
+from executor.backends.base import AttentionMetadata, HostMark
 from executor.plan import BatchPlan, Limits, NewSequence, Sampling
 from executor.runner import Runner
 from executor.sampler import SamplerOutput, SamplingBatch, sample
@@ -121,8 +121,59 @@ class FakeModel:
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SamplerOutput:
         return sample(logits, batch)
 
+    def mark(self) -> HostMark:
+        return HostMark()
 
-def create_runner(**overrides: int) -> tuple[Runner, FakeModel]:
+
+class LateDraws:
+    """Known to the host once it has looked often enough, or collects."""
+
+    def __init__(self, output: SamplerOutput, looks: int) -> None:
+        self.collected = False
+        self._output = output
+        self._looks = looks
+
+    def is_ready(self) -> bool:
+        self._looks -= 1
+        return self._looks < 0
+
+    def collect(self) -> SamplerOutput:
+        self.collected = True
+        return self._output
+
+
+class LateModel(FakeModel):
+    """As on a device: the next step is fed what was drawn before the host knows it."""
+
+    def __init__(self, limits: Limits, looks: int = 3) -> None:
+        super().__init__(limits)
+        self.looks = looks
+        self.draws: list[LateDraws] = []
+        self.num_fed = 0  # tokens that the host did not know yet
+        self._drawn = np.zeros(0, np.int64)
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        metadata: AttentionMetadata,
+        logits_indices: torch.Tensor,
+        progress: Callable[[], None],
+    ) -> torch.Tensor:
+        ids = token_ids.numpy().copy()
+        late = ids < 0
+        ids[late] = self._drawn[~ids[late]]
+        self.num_fed += int(late.sum())
+        return super().forward(torch.from_numpy(ids), metadata, logits_indices, progress)
+
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> LateDraws:  # type: ignore[override]
+        assert sum(not draws.collected for draws in self.draws) < 2, "two steps are not collected"
+        output = super().sample(logits, batch)
+        self._drawn = output.token_ids.copy()
+        self.draws.append(LateDraws(output, self.looks))
+        return self.draws[-1]
+
+
+def create_runner(model: type[FakeModel] = FakeModel, **overrides: int) -> tuple[Runner, FakeModel]:
     limits = create_limits(**overrides)
-    model = FakeModel(limits)
-    return Runner(model, model, limits), model
+    made = model(limits)
+    return Runner(made, made, limits), made

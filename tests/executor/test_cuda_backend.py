@@ -182,13 +182,13 @@ def test_tokens_are_those_that_the_cpu_draws() -> None:
         min_p=np.array([0, 0, 0, 0, 0.05, 0], np.float32),
     )
     expected = CpuBackend().sample(logits, wanted).token_ids
-    assert SimulatedBackend().sample(logits, wanted).token_ids.tolist() == expected.tolist()
+    assert SimulatedBackend().sample(logits, wanted).collect().token_ids.tolist() == expected.tolist()
 
 
 def test_a_row_with_nan_is_an_error_of_its_own() -> None:
     logits = random(3, 100)
     logits[1, 5] = torch.nan
-    output = SimulatedBackend().sample(logits, draws(3))
+    output = SimulatedBackend().sample(logits, draws(3)).collect()
     assert output.errors == {1: NON_FINITE}
     assert output.token_ids[[0, 2]].tolist() == logits[[0, 2]].argmax(1).tolist()
 

@@ -17,6 +17,8 @@ from executor.backends.base import AttentionMetadata
 from executor.backends.cuda.graphs import Rerun, StagedDecoder, buckets
 from executor.backends.cuda.staging import Staging, staged_bytes
 from executor.model.loader import LoadedModel, load_model
+from executor.plan import BatchPlan, Limits, NewSequence, Sampling
+from executor.runner import Runner
 from tests.executor.model.factories import create_tiny_model, random_tokens
 from tests.executor.simulated import SimulatedBackend
 
@@ -47,6 +49,7 @@ class Steps:
             model.decoder, backend, windows, MAX_BLOCKS, Rerun() if graphs else None, max_bucket
         )
         self.decoder.capture_all()
+        self.backend = backend
         self._lengths: dict[int, int] = {}
         self.layers_seen = 0
 
@@ -106,6 +109,50 @@ def test_a_replayed_step_says_what_an_eager_one_says(directory: Path) -> None:
     for step in range(20):
         rows = {number: [random_tokens(1, seed=100 + step)[0]] for number in range(1 + step % 3)}
         torch.testing.assert_close(graphs.run(rows), eager.run(rows), rtol=1e-4, atol=1e-4)
+
+
+def plan(step_id: int, row_tokens: dict[int, int], **columns: object) -> BatchPlan:
+    return BatchPlan(step_id, row_sequences=list(row_tokens), row_tokens=list(row_tokens.values()), **columns)  # type: ignore[arg-type]
+
+
+def plans() -> list[BatchPlan]:
+    """Three sequences, greedy and drawn, that decode together; one ends, and another takes its slot."""
+    samplings = (Sampling(temperature=0), Sampling(temperature=1, seed=7), Sampling(temperature=0.7, top_k=20, seed=3))
+    new = [
+        NewSequence(i + 1, random_tokens(9 + i, seed=i), 9 + i, 0, [1 + 2 * i, 2 + 2 * i], 0, sampling)
+        for i, sampling in enumerate(samplings)
+    ]
+    fourth = NewSequence(4, random_tokens(5, seed=9), 5, 0, [9], 0, Sampling(temperature=1, seed=11))
+    begun = plan(1, {1: 9, 2: 10, 3: 11}, new=new)
+    decodes = [plan(step, {1: 1, 2: 1, 3: 1}) for step in range(2, 6)]
+    return [begun, *decodes, plan(6, {4: 5, 1: 1, 3: 1}, finished=[2], new=[fourth]), plan(7, {3: 1, 4: 1, 1: 1})]
+
+
+def runner_of(directory: Path, graphs: bool) -> Runner:
+    made = steps(directory, graphs)
+    return Runner(made.decoder, made.backend, Limits(128, BLOCK, 64, 8, 64, MAX_BLOCKS * BLOCK))
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_step_launched_behind_another_is_fed_its_draws_on_the_device(directory: Path, graphs: bool) -> None:
+    one_by_one, ahead = runner_of(directory, graphs), runner_of(directory, graphs)
+    expected = [one_by_one.run(each) for each in plans()]
+    found, running = [], None
+    for each in plans():
+        assert ahead.can_follow(each)
+        launched = ahead.launch(each)
+        if running is not None:
+            assert (ahead.sequences.token_ids < 0).any(), "nobody knows its draws yet"
+            found.append(running.collect())
+        running = launched
+    assert running is not None
+    found.append(running.collect())
+    assert [(r.sequence_ids, r.token_ids, r.errors) for r in found] == [
+        (r.sequence_ids, r.token_ids, r.errors) for r in expected
+    ]
+    for sequence_id in (1, 3, 4):
+        known = [runner.sequences.tokens(runner.sequences.slot(sequence_id)) for runner in (ahead, one_by_one)]
+        assert known[0].tolist() == known[1].tolist(), "all draws have been filled in"
 
 
 def test_rows_that_do_not_sample_have_no_logits(directory: Path) -> None:

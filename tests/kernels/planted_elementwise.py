@@ -61,6 +61,12 @@ def gather(build: SimulatorBuild) -> None:
     assert torch.equal(out, table[indices])
 
 
+def gather_of_draws(build: SimulatorBuild) -> None:
+    table, indices, drawn = normal(5, 64), guarded(torch.tensor([4, ~1, ~0])), guarded(torch.tensor([3, 2]))
+    (out,) = identical_on_every_schedule(lambda launcher: [GatherRows(launcher)(table, indices, drawn=drawn)], build)
+    assert torch.equal(out, table[[4, 2, 3]])
+
+
 BUGS = (
     PlantedBug(
         "the warps' squares are summed before all are there",
@@ -191,5 +197,12 @@ MORE_BUGS = (
         "    if (column >= row_bytes) return;\n",
         "",
         gather,
+    ),
+    PlantedBug(
+        "a draw is counted from the other end",
+        "gather_rows.cu",
+        "index = drawn[~index];",
+        "index = drawn[2 + index];",
+        gather_of_draws,
     ),
 )

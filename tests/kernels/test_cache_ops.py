@@ -61,6 +61,14 @@ def test_rows_are_gathered_in_the_order_of_the_indices(dtype: torch.dtype, size:
     assert torch.equal(out, table[indices])
 
 
+def test_an_index_below_0_is_that_of_a_draw() -> None:
+    table = guarded(torch.randn(40, 64, generator=torch.Generator().manual_seed(1)))
+    drawn = guarded(torch.tensor([39, 7, 0]))
+    indices = guarded(torch.tensor([3, ~1, 0, ~0, ~2]))
+    found = identical_on_every_schedule(lambda launcher: GatherRows(launcher)(table, indices, drawn=drawn))
+    assert torch.equal(found, table[[3, 7, 0, 39, 0]])
+
+
 def test_gathering_no_row_gives_none() -> None:
     table = guarded(torch.zeros(7, 8))
     assert GatherRows(SimulatorLauncher())(table, torch.zeros(0, dtype=torch.int64)).shape == (0, 8)

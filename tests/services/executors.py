@@ -40,10 +40,11 @@ class LocalExecutor:
         fingerprint: str = "model-a",
         heartbeat_seconds: float = 0.05,
         tracing: Tracing | None = None,
+        model: type[FakeModel] = FakeModel,
         **limits: int,
     ) -> None:
         self.limits: Limits = create_limits(**limits)
-        self.model = FakeModel(self.limits)
+        self.model = model(self.limits)
         self.incarnation = uuid.uuid4().hex
         self.port = 0
         self._fingerprint = fingerprint

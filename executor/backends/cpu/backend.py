@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from executor import sampler
-from executor.backends.base import AttentionMetadata, KVCacheSpec, Linear
+from executor.backends.base import AttentionMetadata, HostMark, KVCacheSpec, Linear
 from executor.backends.cpu import attention, deterministic, linear
 from executor.backends.cpu.attention import StepLayout, step_layout
 from executor.backends.cpu.deterministic import DeterministicLayout, deterministic_layout
@@ -157,6 +157,9 @@ class CpuBackend:
 
     def sample(self, logits: torch.Tensor, batch: sampler.SamplingBatch) -> sampler.SamplerOutput:
         return sampler.sample(logits, batch, None if self._native is None else self._native.largest)
+
+    def mark(self) -> HostMark:
+        return HostMark()
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         if self.deterministic:

@@ -2,7 +2,7 @@
 
 Owns the cache, the number formats and the step that the layers' ops belong to. Runs wherever its launcher does: with
 the simulator's it computes on CPU tensors by the kernels' own source. Allocates with torch alone, and calls nothing
-that waits for the device except where the host asks for tokens.
+that waits for the device: whoever collects draws does.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from executor.backends.base import AttentionMetadata, KVCacheSpec, Linear, OutOfMemory
+from executor.backends.base import AttentionMetadata, HostMark, KVCacheSpec, Linear, Mark, OutOfMemory
 from executor.backends.cuda import linear
 from executor.backends.cuda.attention import Attention
 from executor.backends.cuda.cache_ops import CopyBlocks, GatherRows, copy_blocks_source
+from executor.backends.cuda.draw_buffers import DeviceMark, DrawBuffers
 from executor.backends.cuda.elementwise import RmsNorm, SiluMul
 from executor.backends.cuda.launch import Launcher
 from executor.backends.cuda.linear import DenseLinear
@@ -23,7 +24,7 @@ from executor.backends.cuda.sampling import Sampler
 from executor.backends.cuda.staging import Staging
 from executor.backends.cuda.step import Step, Window, WorkShape, eager_step
 from executor.backends.platform import PlatformError
-from executor.sampler import SamplerOutput, SamplingBatch
+from executor.sampler import Draws, SamplerOutput, SamplingBatch
 from executor.sizes import format_bytes
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -58,6 +59,7 @@ class CudaBackend:
         self._staging = Staging(device, _STAGING_BYTES)
         self._copies = Staging(device, _STAGING_BYTES)
         self._sampler = Sampler(launcher, Staging(device, _STAGING_BYTES).upload)
+        self._draws = DrawBuffers(device)
         self._windows: tuple[Window, ...] = ()
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
@@ -130,7 +132,7 @@ class CudaBackend:
         return DenseLinear(placed(weight), None if bias is None else placed(bias))
 
     def embed(self, table: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-        return self._gather_rows(table, token_ids.to(self.device))
+        return self._gather_rows(table, token_ids.to(self.device), drawn=self._draws.token_ids)
 
     def linear(self, x: torch.Tensor, linear_: Linear) -> torch.Tensor:
         assert isinstance(linear_, DenseLinear)
@@ -196,8 +198,18 @@ class CudaBackend:
             pairs = np.array([sources, destinations], np.int32).T
             self._copy_blocks(self._copies.upload({"pairs": pairs})["pairs"])
 
-    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SamplerOutput:
-        return self._sampler.sample(logits, batch)
+    def reserve_draws(self, max_draws: int) -> None:
+        """Room for so many draws a step; before anything is captured."""
+        self._draws.reserve(max_draws)
+
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> Draws:
+        if len(batch) == 0:
+            return SamplerOutput(np.zeros(0, np.int64))
+        drawn = self._sampler.launch(logits, batch, self._draws.next(len(batch)))
+        return self._draws.fetch(drawn.buffer, lambda host: self._sampler.report(logits, batch, drawn, host))
+
+    def mark(self) -> Mark:
+        return DeviceMark() if self.device.type == "cuda" else HostMark()
 
     def _current(self, metadata: AttentionMetadata, *windows: Window) -> Step:
         """The step that `begin` was told of, or, for metadata of another making, one staged here by its first op."""

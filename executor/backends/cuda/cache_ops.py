@@ -49,13 +49,22 @@ class CopyBlocks:
 
 
 class GatherRows:
-    """out[i] = table[indices[i]], for any format."""
+    """out[i] = table[indices[i]], for any format; an index ~d below 0 stands for drawn[d]."""
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
 
-    def __call__(self, table: torch.Tensor, indices: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """table [n, size], rows of a multiple of 16 bytes; indices [num_rows] int64 -> [num_rows, size]."""
+    def __call__(
+        self,
+        table: torch.Tensor,
+        indices: torch.Tensor,
+        out: torch.Tensor | None = None,
+        drawn: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """table [n, size], rows of a multiple of 16 bytes; indices [num_rows] int64, none below 0 without `drawn` [..]
+        int64 -> [num_rows, size]."""
+        if drawn is not None:
+            check("drawn", drawn, torch.int64, None)
         check("table", table, table.dtype, None, None)
         check("indices", indices, torch.int64, None)
         size = table.shape[1]
@@ -64,7 +73,7 @@ class GatherRows:
         out = table.new_empty(len(indices), size) if out is None else out
         check("out", out, table.dtype, len(indices), size)
         grid = (len(indices), -(-row_bytes // _PIECE), 1)
-        arguments: list[Argument] = [_bytes(out), _bytes(table), indices, np.int64(row_bytes)]
+        arguments: list[Argument] = [_bytes(out), _bytes(table), indices, drawn, np.int64(row_bytes)]
         self._launcher.launch(gather_rows_source(), grid, (256, 1, 1), 0, arguments)
         return out
 

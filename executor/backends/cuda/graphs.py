@@ -96,7 +96,9 @@ class StagedDecoder:
         if self._sizes:
             largest = self._host_step(self._sizes[-1], _no_rows())
             tables = np.zeros((self._sizes[-1], max_blocks), np.int32)
-            most = staged_bytes({**largest.arrays, "tables": tables})
+            most = staged_bytes(
+                {**largest.arrays, "logits_rows": np.zeros(self._sizes[-1], np.int64), "tables": tables}
+            )
             self._staging = Staging(backend.device, most, may_grow=False)
             self._block_tables = torch.zeros((self._sizes[-1], max_blocks), dtype=torch.int32, device=backend.device)
             self._logits: torch.Tensor | None = None
@@ -139,17 +141,18 @@ class StagedDecoder:
         size = self._sizes[bisect_left(self._sizes, num_rows)]
         host = self._host_step(size, metadata, token_ids)
         tables = metadata.block_tables.numpy()
-        # The tables come last and in the width they have; on the device they go to the place that graphs read.
-        staged = self._staging.upload({**host.arrays, "tables": tables})
+        # What graphs do not read comes last, in the size it has; the tables go to the place that graphs read.
+        logits_rows = logits_indices.numpy()
+        staged = self._staging.upload({**host.arrays, "logits_rows": logits_rows, "tables": tables})
         self._block_tables[:num_rows, : tables.shape[1]].copy_(staged["tables"])
         self._graphs[size].replay()
         for _ in range(self._progress_calls):
             progress()
         assert self._logits is not None
-        if np.array_equal(logits_indices.numpy(), np.arange(num_rows)):
+        if np.array_equal(logits_rows, np.arange(num_rows)):
             return self._logits[:num_rows]
         # Some rows do not sample; a prompt's position that wants log probabilities comes behind all that do.
-        return self._logits[logits_indices.to(self._backend.device)]
+        return self._logits[staged["logits_rows"]]
 
     def _capture_bucket(self, size: int) -> None:
         host = self._host_step(size, _no_rows())

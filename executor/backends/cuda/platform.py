@@ -52,6 +52,7 @@ class CudaPlatform:
 
     def decoder(self, model: LoadedModel, limits: Limits, progress: Callable[[str], None]) -> Decoder:
         self.backend.use_heads(model.config.num_heads)
+        self.backend.reserve_draws(limits.max_num_seqs)
         staged = StagedDecoder(
             model.decoder,
             self.backend,

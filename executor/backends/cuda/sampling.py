@@ -21,6 +21,7 @@ from executor.sampler import NO_TOKEN_LEFT, NON_FINITE, Adjustments, Ints, Sampl
 
 MAX_VOCAB = 1 << 22  # beyond it, sums of weights could overflow
 THREADS = 1024
+BYTES_PER_DRAW = 20
 
 Array = npt.NDArray[np.generic]
 Upload = Callable[[Mapping[str, Array]], Mapping[str, torch.Tensor]]
@@ -38,9 +39,9 @@ def adjust_source(threads: int = THREADS) -> KernelSource:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What a launch leaves on the device; all are views of one buffer."""
+    """What a launch leaves on the device; all but the last are views of one buffer."""
 
-    buffer: torch.Tensor  # [20 * num_draws] uint8
+    buffer: torch.Tensor  # [BYTES_PER_DRAW * num_draws] uint8
     token_ids: torch.Tensor  # [num_draws] int64; 0 where flagged
     flags: torch.Tensor  # [num_draws] int32; 0 is fine
     logprobs: torch.Tensor  # [num_draws] float32, of the draws that asked
@@ -66,10 +67,12 @@ class Sampler:
         """logits [num_rows, vocab] float32, left as they are. Waits for the device."""
         if len(batch) == 0:
             return SamplerOutput(np.zeros(0, np.int64))
-        return self.collect(logits, batch, self.launch(logits, batch))
+        drawn = self.launch(logits, batch)
+        return self.report(logits, batch, drawn, drawn_in(drawn.buffer.cpu(), None))
 
-    def launch(self, logits: torch.Tensor, batch: SamplingBatch) -> Drawn:
-        """The same without waiting: at least one draw."""
+    def launch(self, logits: torch.Tensor, batch: SamplingBatch, buffer: torch.Tensor | None = None) -> Drawn:
+        """The same without waiting: at least one draw, left in buffer [BYTES_PER_DRAW * num_draws] uint8, if that is
+        given, or one of its own."""
         check("logits", logits, torch.float32, None, None)
         vocab = logits.shape[1]
         assert 0 < vocab <= MAX_VOCAB, f"a vocabulary of {vocab}"
@@ -85,8 +88,10 @@ class Sampler:
             adjusted = logits.new_empty(num_adjusted, vocab)
             was_finite = torch.empty(num_adjusted, dtype=torch.int32, device=logits.device)
             self._launch_adjust(logits, columns, adjusted, was_finite)
-        buffer = torch.empty(20 * num_draws, dtype=torch.uint8, device=logits.device)
-        drawn = _views(buffer, adjusted)
+        if buffer is None:
+            buffer = torch.empty(BYTES_PER_DRAW * num_draws, dtype=torch.uint8, device=logits.device)
+        check("buffer", buffer, torch.uint8, BYTES_PER_DRAW * num_draws)
+        drawn = drawn_in(buffer, adjusted)
         self._launcher.launch(
             self._sample,
             (num_draws, 1, 1),
@@ -129,9 +134,9 @@ class Sampler:
             ],
         )
 
-    def collect(self, logits: torch.Tensor, batch: SamplingBatch, drawn: Drawn) -> SamplerOutput:
-        """Waits for the draws, and reports them."""
-        host = _views(drawn.buffer.cpu(), None)
+    def report(self, logits: torch.Tensor, batch: SamplingBatch, drawn: Drawn, host: Drawn) -> SamplerOutput:
+        """`host`: what was drawn, on the host. Waits for the device where alternatives are asked for, whose logits must
+        still stand."""
         flags = host.flags.numpy()
         output = SamplerOutput(
             host.token_ids.numpy(), errors={int(draw): _ERRORS[int(flags[draw])] for draw in np.flatnonzero(flags)}
@@ -242,8 +247,9 @@ def _logits_rows(batch: SamplingBatch) -> npt.NDArray[np.int32]:
     return rows.astype(np.int32)
 
 
-def _views(buffer: torch.Tensor, adjusted: torch.Tensor | None) -> Drawn:
-    num_draws = len(buffer) // 20
+def drawn_in(buffer: torch.Tensor, adjusted: torch.Tensor | None) -> Drawn:
+    """Views of a buffer [BYTES_PER_DRAW * num_draws] uint8."""
+    num_draws = len(buffer) // BYTES_PER_DRAW
     token_ids, flags, logprobs, ranks = torch.split(buffer, [8 * num_draws, *3 * [4 * num_draws]])
     return Drawn(
         buffer,

@@ -33,6 +33,7 @@ class ExecutorConfig:
     port: int = DEFAULT_PORT  # 0 takes a free one
     device: str = "cpu"
     dtype: str = "auto"  # "auto", "float32", "bfloat16", "float16"
+    quantization: str = "none"  # "none", "int8", "gguf"
     block_size: int = 16
     kv_cache_memory: int | None = None  # bytes
     num_blocks: int | None = None  # null block included
@@ -115,6 +116,14 @@ def _add_model_flags(parser: argparse.ArgumentParser, defaults: ExecutorConfig) 
         default=defaults.dtype,
         help="format of weights and KV cache; auto is bfloat16 on a GPU and on a CPU that multiplies it, else float32; "
         "float16 on a GPU only; default auto",
+    )
+    parser.add_argument(
+        "--quantization",
+        choices=["none", "int8", "gguf"],
+        default=defaults.quantization,
+        help="of the weights of matrix products, on a CPU only: int8 rounds any weights to 8 bits and a scale for each "
+        "32, gguf computes with the Q4_0, Q4_1 and Q8_0 blocks of a .gguf file as they are; activations and KV cache "
+        "stay in --dtype; default none",
     )
     parser.add_argument(
         "--deterministic",

@@ -30,7 +30,7 @@ def load(config: ExecutorConfig, device_name: str, progress: Callable[[str], Non
     """Everything between the command line and the first plan."""
     torch.set_num_threads(config.num_threads)
     try:
-        platform = open_platform(config.device, config.dtype, config.deterministic)
+        platform = open_platform(config.device, config.dtype, config.deterministic, config.quantization)
         resolved = resolve_model(config.model, config.cache_dir, progress)
         try:
             return _load_resolved(config, resolved, platform, progress)
@@ -93,7 +93,7 @@ def _served(config: ExecutorConfig, name: str, model: LoadedModel, limits: Limit
     defaults = model.defaults
     return ServedModel(
         name=name,
-        fingerprint=model.fingerprint(model.dtype, config.block_size),
+        fingerprint=model.fingerprint(model.dtype, config.block_size, config.quantization),
         limits=limits,
         dtype=dtype_name(model.dtype),
         kv_dtype=dtype_name(model.dtype),

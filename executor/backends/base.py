@@ -68,6 +68,15 @@ class HostMark:
         return self._ns - earlier._ns
 
 
+@dataclass(frozen=True, slots=True)
+class BlockWeight:
+    """A weight matrix as GGUF files keep it: rows of blocks, each with numbers of few bits and their scale."""
+
+    kind: str  # ggml's name of it, as "Q4_1"
+    blocks: torch.Tensor  # [out_features, bytes of a row] uint8
+    in_features: int
+
+
 class Linear(Protocol):
     """Weights of one matrix product, in the form that the backend likes best (see `Backend.prepare_linear`)."""
 
@@ -84,11 +93,16 @@ class Backend(Protocol):
     device: torch.device
     dtype: torch.dtype
 
+    @property
+    def block_kinds(self) -> frozenset[str]:
+        """Kinds of blocks that `prepare_linear` takes as they are; every other weight comes as numbers."""
+
     def allocate_kv_cache(self, spec: KVCacheSpec) -> None:
         """Takes the memory of the whole cache, zeroed. Raises OutOfMemory naming both sizes."""
 
-    def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """weight [out_features, in_features], bias [out_features]: packed once, when the model is loaded."""
+    def prepare_linear(self, weight: torch.Tensor | BlockWeight, bias: torch.Tensor | None) -> Linear:
+        """weight [out_features, in_features] of any float format, or blocks of a kind in `block_kinds`; bias
+        [out_features]: packed once, when the model is loaded."""
 
     def embed(self, table: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         """table [vocab, hidden], token_ids [num_tokens] int64 -> [num_tokens, hidden]."""

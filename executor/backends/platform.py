@@ -57,9 +57,10 @@ class Platform(Protocol):
         """What the runner calls, with the cache allocated; everything that a first step would wait for is done."""
 
 
-def open_platform(device: str, dtype: str, deterministic: bool) -> Platform:
-    """device: one of DEVICES. dtype: "auto", or a format's name. Raises PlatformError."""
+def open_platform(device: str, dtype: str, deterministic: bool, quantization: str = "none") -> Platform:
+    """device: one of DEVICES. dtype: "auto", or a format's name. quantization: "none", "int8" or "gguf", of weights.
+    Raises PlatformError."""
     assert device in DEVICES
     module = importlib.import_module(f"executor.backends.{device}.platform")
-    platform: Platform = module.open_platform(dtype, deterministic)
+    platform: Platform = module.open_platform(dtype, deterministic, quantization)
     return platform

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from executor.backends.base import AttentionMetadata, Backend, Linear
+from executor.backends.base import AttentionMetadata, Backend, BlockWeight, Linear
 from executor.model.config import ModelConfig
 from executor.model.errors import BrokenModel
 from executor.model.rope import cos_sin_table
@@ -134,9 +134,20 @@ class _Builder:
 
     def _linear(self, sizes: dict[str, int], in_features: int, bias: bool) -> Linear:
         """Several products of one input as one; `sizes` maps each name to its rows."""
-        weight = self._cat([self.tensor(f"{name}.weight", (size, in_features)) for name, size in sizes.items()])
         biases = self._cat([self.tensor(f"{name}.bias", (size,)) for name, size in sizes.items()]) if bias else None
-        return self._backend.prepare_linear(weight, biases)
+        shapes = {f"{name}.weight": (size, in_features) for name, size in sizes.items()}
+        return self._backend.prepare_linear(self._blocks(shapes) or self._numbers(shapes), biases)
+
+    def _numbers(self, shapes: dict[str, tuple[int, int]]) -> torch.Tensor:
+        return self._cat([self._weights.take(name, shape) for name, shape in shapes.items()])
+
+    def _blocks(self, shapes: dict[str, tuple[int, int]]) -> BlockWeight | None:
+        """As stored, if all are of one kind, which the backend computes with."""
+        kinds = self._weights.kinds(*shapes)
+        if len(kinds) > 1 or not kinds <= self._backend.block_kinds:
+            return None
+        parts = [self._weights.take_blocks(name, shape) for name, shape in shapes.items()]
+        return BlockWeight(parts[0].kind, self._cat([part.blocks for part in parts]), parts[0].in_features)
 
     @staticmethod
     def _cat(tensors: list[torch.Tensor]) -> torch.Tensor:

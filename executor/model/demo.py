@@ -27,7 +27,6 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 # As its authors recommend; a GGUF file has no place for them, and at temperature 1 so small a model talks nonsense.
 SAMPLING = {"temperature": 0.2, "top_p": 0.9}
-CONVERSION = 2  # grows with what is made of the file
 
 
 def demo_model(cache_dir: Path, progress: Callable[[str], None]) -> Path:
@@ -41,7 +40,7 @@ def demo_model(cache_dir: Path, progress: Callable[[str], None]) -> Path:
         generation_config = directory / "generation_config.json"
         generation_config.write_text(json.dumps(json.loads(generation_config.read_text()) | SAMPLING))
 
-    return build_once(cache_dir / f"smollm2-{GGUF_SHA256[:12]}-{CONVERSION}", build)
+    return build_once(cache_dir / f"smollm2-{GGUF_SHA256[:12]}-{gguf.CONVERSION}", build)
 
 
 def demo_gguf(directory: Path) -> Path:

@@ -2,7 +2,8 @@
 
 Owns the names and keys of the format, and one trap in it: the llama architecture stores the rows of q and k in pairs of
 neighbours (as its own rotary embedding wants them), where every other architecture keeps halves. Quantized tensors
-become float32, which holds their values exactly; 16-bit ones stay as they are. The tokenizer is read by transformers.
+become float32, which holds their values exactly, and their blocks are kept beside them, for backends that compute with
+blocks; 16-bit tensors stay as they are. The tokenizer is read by transformers.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from executor.model.errors import BrokenModel, UnsupportedModel
-from executor.model.weights import INDEX_FILE
+from executor.model.weights import BLOCKS, INDEX_FILE
 
+CONVERSION = 3  # grows with what is made of a file
 MAX_SHARD_BYTES = 2 << 30
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -51,7 +53,9 @@ def convert(path: Path, directory: Path, progress: Callable[[str], None]) -> Non
     config = _config(metadata, {tensor.name: tensor for tensor in reader.tensors})
     _write_json(directory / "config.json", config)
     _write_json(directory / "generation_config.json", _generation_config(metadata))
-    _write_tensors(_tensors(reader, metadata), directory)
+    places = _write_shards(_tensors(reader, metadata), directory, "model", {})
+    _write_json(directory / INDEX_FILE, {"metadata": {}, "weight_map": places})
+    _write_shards(_blocks(reader, metadata), directory, BLOCKS, _kinds(reader, metadata))
     _write_tokenizer(path, directory)
 
 
@@ -161,16 +165,39 @@ def _generation_config(metadata: _Metadata) -> dict[str, object]:
 
 def _tensors(reader: gguf.GGUFReader, metadata: _Metadata) -> Iterator[tuple[str, torch.Tensor]]:
     """Hugging Face names and values, rows in Hugging Face's order."""
+    for name, tensor, heads in _named(reader, metadata):
+        values = _values(tensor)
+        yield name, (unpermute(values, heads) if heads else values).contiguous()
+
+
+def _blocks(reader: gguf.GGUFReader, metadata: _Metadata) -> Iterator[tuple[str, torch.Tensor]]:
+    """The same of quantized matrices, as rows of bytes [out_features, bytes of a row]."""
+    for name, tensor, heads in _named(reader, metadata):
+        if _quantized(tensor):
+            rows = torch.from_numpy(tensor.data.copy())
+            yield name, (unpermute(rows, heads) if heads else rows).contiguous()
+
+
+def _kinds(reader: gguf.GGUFReader, metadata: _Metadata) -> dict[str, str]:
+    """The kind of each quantized matrix, as ggml calls it."""
+    return {name: tensor.tensor_type.name for name, tensor, _ in _named(reader, metadata) if _quantized(tensor)}
+
+
+def _quantized(tensor: gguf.ReaderTensor) -> bool:
+    weights_in_block: int = gguf.GGML_QUANT_SIZES[tensor.tensor_type][0]
+    return weights_in_block > 1 and len(tensor.shape) == 2
+
+
+def _named(reader: gguf.GGUFReader, metadata: _Metadata) -> Iterator[tuple[str, gguf.ReaderTensor, int | None]]:
+    """The model's tensors with their Hugging Face names, and the heads whose rows stand in llama's order."""
     num_heads = metadata.integer("attention.head_count")
     heads = {"attn_q": num_heads, "attn_k": metadata.integer("attention.head_count_kv", num_heads)}
     for tensor in reader.tensors:
         if tensor.name == ROPE_FACTORS:
             continue
-        values = _values(tensor)
         stem, _, suffix = tensor.name.rpartition(".")
-        if metadata.architecture == "llama" and (part := stem.rpartition(".")[2]) in heads:
-            values = unpermute(values, heads[part])
-        yield f"{_name(stem, tensor.name)}.{suffix}", values.contiguous()
+        permuted = heads.get(stem.rpartition(".")[2]) if metadata.architecture == "llama" else None
+        yield f"{_name(stem, tensor.name)}.{suffix}", tensor, permuted
 
 
 def _name(stem: str, full_name: str) -> str:
@@ -206,16 +233,18 @@ def _tensor(tensors: dict[str, gguf.ReaderTensor], name: str) -> gguf.ReaderTens
     return tensors[name]
 
 
-def _write_tensors(tensors: Iterator[tuple[str, torch.Tensor]], directory: Path) -> None:
-    """Writes shards as they fill, so that no more than one is in memory."""
+def _write_shards(
+    tensors: Iterator[tuple[str, torch.Tensor]], directory: Path, stem: str, metadata: dict[str, str]
+) -> dict[str, str]:
+    """Writes shards as they fill, so that no more than one is in memory; returns the file of each tensor."""
     places: dict[str, str] = {}
     shard: dict[str, torch.Tensor] = {}
     size = 0
 
     def flush() -> None:
-        name = f"model-{len(set(places.values())) + 1:05}.safetensors"
+        name = f"{stem}-{len(set(places.values())) + 1:05}.safetensors"
         try:
-            save_file(shard, directory / name, metadata={"format": "pt"})
+            save_file(shard, directory / name, metadata={"format": "pt", **metadata})
         except SafetensorError as error:  # of a file that cannot be written; the tensors are well
             raise OSError(str(error)) from error
         places.update(dict.fromkeys(shard, name))
@@ -227,8 +256,9 @@ def _write_tensors(tensors: Iterator[tuple[str, torch.Tensor]], directory: Path)
             size = 0
         shard[name] = tensor
         size += tensor.nbytes
-    flush()
-    _write_json(directory / INDEX_FILE, {"metadata": {}, "weight_map": places})
+    if shard:
+        flush()
+    return places
 
 
 def _write_tokenizer(path: Path, directory: Path) -> None:

@@ -86,7 +86,13 @@ def load_model(
     generation = read_json(generation_path) if generation_path.exists() else {}
     tokenizer_files = _tokenizer_files(directory)
     progress("loading weights")
-    decoder = Decoder(config, Weights(directory), backend, length)
+    weights = Weights(directory)
+    if backend.block_kinds and not backend.block_kinds & weights.kinds():
+        raise UnsupportedModel(
+            f"--quantization gguf keeps the blocks of a GGUF file ({', '.join(sorted(backend.block_kinds))}), and this "
+            "model has none; --quantization int8 takes any weights"
+        )
+    decoder = Decoder(config, weights, backend, length)
     return LoadedModel(
         config=config,
         decoder=decoder,

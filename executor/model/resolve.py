@@ -76,7 +76,7 @@ def _is(path: Path, kind: Callable[[Path], bool]) -> bool:
 def _converted(path: Path, cache_dir: Path, progress: Callable[[str], None]) -> Path:
     """The converted file's directory; a file that changes is another one."""
     status = path.stat()
-    identity = hashlib.sha256(f"{path}\0{status.st_size}\0{status.st_mtime_ns}".encode()).hexdigest()
+    identity = hashlib.sha256(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0{gguf.CONVERSION}".encode()).hexdigest()
     return build_once(
         cache_dir / f"{path.stem}-{identity[:16]}", lambda directory: gguf.convert(path, directory, progress)
     )

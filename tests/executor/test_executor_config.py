@@ -19,10 +19,10 @@ def test_no_flags_give_the_defaults() -> None:
 
 def test_every_flag_arrives() -> None:
     flags = (
-        "--model m --host ::1 --port 0 --device cuda --dtype float16 --block-size 32 --kv-cache-memory 3G "
-        "--gpu-memory-share 0.5 --max-num-seqs 5 --max-num-batched-tokens 6 --max-model-len 7 --deterministic "
-        "--threads 2 --cache-dir /c --grace-period 1.5 --max-message-bytes 8M --log-format json "
-        "--log-level debug --exit-with-parent"
+        "--model m --host ::1 --port 0 --device cuda --dtype float16 --quantization int8 --block-size 32 "
+        "--kv-cache-memory 3G --gpu-memory-share 0.5 --max-num-seqs 5 --max-num-batched-tokens 6 "
+        "--max-model-len 7 --deterministic --threads 2 --cache-dir /c "
+        "--grace-period 1.5 --max-message-bytes 8M --log-format json --log-level debug --exit-with-parent"
     )
     config = parse(*flags.split())
     assert config == ExecutorConfig(
@@ -31,6 +31,7 @@ def test_every_flag_arrives() -> None:
         port=0,
         device="cuda",
         dtype="float16",
+        quantization="int8",
         block_size=32,
         kv_cache_memory=3 << 30,
         gpu_memory_share=0.5,

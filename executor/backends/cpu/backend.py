@@ -15,13 +15,14 @@ import torch
 from torch.nn import functional
 
 from executor import sampler
-from executor.backends.base import AttentionMetadata, HostMark, KVCacheSpec, Linear
-from executor.backends.cpu import attention, deterministic, linear
+from executor.backends.base import AttentionMetadata, BlockWeight, HostMark, KVCacheSpec, Linear
+from executor.backends.cpu import attention, deterministic, linear, quantized
 from executor.backends.cpu.attention import StepLayout, step_layout
 from executor.backends.cpu.deterministic import DeterministicLayout, deterministic_layout
 from executor.backends.cpu.kv_cache import KVCache
 from executor.backends.cpu.native.kernels import MAX_GROUP, NativeKernels, load_kernels, serves
 from executor.backends.cpu.native.library import Cache, Level, NoLibrary
+from executor.backends.cpu.quantized import QuantizedLinear
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -35,14 +36,17 @@ class CpuBackend:
         deterministic: bool = False,
         native: bool = True,
         level: Level | None = None,
+        quantization: str = "none",
     ) -> None:
         """native: with the library where it was built, at the level given or the best that this CPU runs. Raises
-        NoLibrary for a level that cannot be had."""
+        NoLibrary for a level that cannot be had. quantization: of the weights of products, one of QUANTIZATIONS."""
         if dtype not in DTYPES:
             raise ValueError(f"the CPU backend computes in float32 or bfloat16, not {dtype}")
         self.device = torch.device("cpu")
         self.dtype = dtype
         self.deterministic = deterministic
+        assert quantization in quantized.QUANTIZATIONS
+        self._quantization = quantization
         self.native_missing: str | None = None  # why the library is not used though it was asked for
         self._native: NativeKernels | None = None
         if native:
@@ -71,18 +75,41 @@ class CpuBackend:
             caches = zip(self._cache.keys, self._cache.values, strict=True)
             self._native_layers = [self._native.layer(spec, keys, values) for keys, values in caches]
 
-    def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        packed = linear.pack(weight.to(self.dtype), None if bias is None else bias.to(self.dtype))
+    @property
+    def block_kinds(self) -> frozenset[str]:
+        return quantized.KINDS if self._quantization == "gguf" else frozenset()
+
+    def prepare_linear(self, weight: torch.Tensor | BlockWeight, bias: torch.Tensor | None) -> Linear:
+        bias = None if bias is None else bias.to(self.dtype)
+        if self._quantization == "int8" and isinstance(weight, torch.Tensor):
+            weight = quantized.quantize(weight)
+        if isinstance(weight, torch.Tensor):
+            packed = linear.pack(weight.to(self.dtype), bias)
+            self._check(packed)
+            return packed
+        blocks = quantized.pack(weight, bias)
+        if self._native is None:
+            self._check(self._dequantized(blocks))
+        return blocks
+
+    def _dequantized(self, blocks: QuantizedLinear) -> linear.PackedLinear:
+        """Without the native library a product unpacks its weights anew each time: right, small, and slow."""
+        return linear.pack(quantized.dequantize(blocks).to(self.dtype), blocks.bias)
+
+    def _check(self, packed: linear.PackedLinear) -> None:
         shape = (packed.in_features, packed.out_features)
         if self.deterministic and shape not in self._checked:
             deterministic.check_tiles(packed, self.dtype)
             self._checked.add(shape)
-        return packed
 
     def embed(self, table: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         return functional.embedding(token_ids, table)
 
     def linear(self, x: torch.Tensor, linear_: Linear) -> torch.Tensor:
+        if isinstance(linear_, QuantizedLinear):
+            if self._native is not None:
+                return self._native.quantized_linear(x, linear_)
+            linear_ = self._dequantized(linear_)
         assert isinstance(linear_, linear.PackedLinear)
         return deterministic.tiled_linear(x, linear_) if self.deterministic else linear.apply(x, linear_)
 

@@ -44,11 +44,11 @@ class CpuPlatform:
         return model.decoder
 
 
-def open_platform(dtype: str, deterministic: bool) -> CpuPlatform:
+def open_platform(dtype: str, deterministic: bool, quantization: str = "none") -> CpuPlatform:
     """Raises PlatformError for a format that a CPU does not compute in."""
     if dtype == "float16":
         raise PlatformError("--dtype float16 needs --device cuda: a CPU computes in float32 or bfloat16")
-    backend = CpuBackend(_dtype(dtype), deterministic)
+    backend = CpuBackend(_dtype(dtype), deterministic, quantization=quantization)
     if backend.native_missing is not None:
         structlog.get_logger("executor").warning("computing in plain torch, slowly", reason=backend.native_missing)
     return CpuPlatform(backend)

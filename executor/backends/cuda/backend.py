@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from executor.backends.base import AttentionMetadata, HostMark, KVCacheSpec, Linear, Mark, OutOfMemory
+from executor.backends.base import AttentionMetadata, BlockWeight, HostMark, KVCacheSpec, Linear, Mark, OutOfMemory
 from executor.backends.cuda import linear
 from executor.backends.cuda.attention import Attention
 from executor.backends.cuda.cache_ops import CopyBlocks, GatherRows, copy_blocks_source
@@ -125,7 +125,13 @@ class CudaBackend:
         self._step = (handle, step)
         return handle
 
-    def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    @property
+    def block_kinds(self) -> frozenset[str]:
+        return frozenset()
+
+    def prepare_linear(self, weight: torch.Tensor | BlockWeight, bias: torch.Tensor | None) -> Linear:
+        assert isinstance(weight, torch.Tensor)
+
         def placed(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.to(device=self.device, dtype=self.dtype).contiguous()
 

@@ -13,7 +13,7 @@ from executor.backends.cuda.device import Device, NoDevice, require_device
 from executor.backends.cuda.graphs import CudaGraphs, StagedDecoder
 from executor.backends.cuda.launch import DeviceLauncher
 from executor.backends.cuda.memory import DEFAULT_SHARE, DeviceGauge, kv_cache_blocks, profile
-from executor.backends.platform import CacheWish
+from executor.backends.platform import CacheWish, PlatformError
 from executor.plan import Limits
 
 if TYPE_CHECKING:
@@ -65,8 +65,11 @@ class CudaPlatform:
         return staged
 
 
-def open_platform(dtype: str, deterministic: bool) -> CudaPlatform:
-    """Raises NoDevice where there is no GPU that the kernels run on, or nothing to compile them with."""
+def open_platform(dtype: str, deterministic: bool, quantization: str = "none") -> CudaPlatform:
+    """Raises NoDevice where there is no GPU that the kernels run on, or nothing to compile them with, PlatformError for
+    a quantization."""
+    if quantization != "none":
+        raise PlatformError(f"--quantization {quantization} needs --device cpu: no kernel reads such weights on a GPU")
     found = require_device()
     try:
         nvrtc.load()

@@ -28,12 +28,14 @@ class Flag:
 
 _MODEL = "`smollm2` (the demo model), a Hugging Face directory, a .gguf file or a hub id"
 _KV_MEMORY = "of the KV cache, as 512M; absent: a quarter of what is free, up to 2G; on a GPU, all"
+_QUANTIZATION = "of weights: int8, gguf (a file's own 4- or 8-bit blocks) or none; not on a GPU"
 _OTLP = "send traces there by OTLP over gRPC, as http://collector:4317; absent: none"
 
 EXECUTOR: tuple[Flag, ...] = (
     Flag("--model", "MODEL", "smollm2", _MODEL),
     Flag("--device", "DEVICE", "cpu", "where the model runs: cpu or cuda"),
     Flag("--dtype", "DTYPE", "auto", "of weights and KV cache: float32, bfloat16, float16 or auto (the device's best)"),
+    Flag("--quantization", "FORM", "none", _QUANTIZATION),
     Flag("--deterministic", None, None, "every result is independent of what else runs in the same step; slower"),
     Flag("--simulate-step-ms", "MS", None, "compute no model: each step takes so long; for tests of scale"),
     Flag("--threads", "N", None, "threads of the model; absent: one for each core"),

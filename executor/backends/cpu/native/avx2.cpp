@@ -17,7 +17,9 @@
 
 namespace octavo {
 const Kernels& avx2_kernels() {
-    static constexpr Kernels kernels = {avx2::attend, avx2::rope, avx2::norm, avx2::silu, avx2::largest};
+    static constexpr Kernels kernels = {
+        avx2::attend, avx2::rope, avx2::norm, avx2::silu, avx2::largest, avx2::gather, avx2::multiply,
+    };
     return kernels;
 }
 }  // namespace octavo

@@ -17,7 +17,10 @@
 
 namespace octavo {
 const Kernels& avx512_kernels() {
-    static constexpr Kernels kernels = {avx512::attend, avx512::rope, avx512::norm, avx512::silu, avx512::largest};
+    static constexpr Kernels kernels = {
+        avx512::attend, avx512::rope, avx512::norm, avx512::silu, avx512::largest,
+        avx512::gather, avx512::multiply,
+    };
     return kernels;
 }
 }  // namespace octavo

@@ -18,7 +18,10 @@
 
 namespace octavo {
 const Kernels& avx512_bf16_kernels() {
-    static constexpr Kernels kernels = {avx512_bf16::attend, avx512_bf16::rope, avx512_bf16::norm, avx512_bf16::silu, avx512_bf16::largest};
+    static constexpr Kernels kernels = {
+        avx512_bf16::attend, avx512_bf16::rope, avx512_bf16::norm, avx512_bf16::silu, avx512_bf16::largest,
+        avx512_bf16::gather, avx512_bf16::multiply,
+    };
     return kernels;
 }
 }  // namespace octavo

@@ -7,7 +7,10 @@
 
 namespace octavo {
 const Kernels& baseline_kernels() {
-    static constexpr Kernels kernels = {baseline::attend, baseline::rope, baseline::norm, baseline::silu, baseline::largest};
+    static constexpr Kernels kernels = {
+        baseline::attend, baseline::rope, baseline::norm, baseline::silu, baseline::largest,
+        baseline::gather, baseline::multiply,
+    };
     return kernels;
 }
 }  // namespace octavo

@@ -113,3 +113,15 @@ EXPORT void octavo_silu_mul(const Runtime* runtime, const SiluArguments* argumen
     const Kernels& level = kernels(*runtime);
     for_rows(*runtime, arguments->num_rows, arguments->size, [&](int row) { level.silu(*arguments, row); });
 }
+
+EXPORT void octavo_quantized_linear(const Runtime* runtime, const QuantizedArguments* arguments) {
+    const Kernels& level = kernels(*runtime);
+    const int blocks = (arguments->in_features + kBlock - 1) / kBlock;
+    const int panels = (arguments->out_features + kPanel - 1) / kPanel;
+    std::unique_ptr<float[]> inputs(new float[int64_t(arguments->num_rows) * blocks * (kBlock + 1)]);
+    for_rows(*runtime, arguments->num_rows, arguments->in_features, [&](int row) {
+        level.gather(*arguments, row, inputs.get());
+    });
+    const int64_t work = int64_t(kPanel) * arguments->in_features * arguments->num_rows;
+    for_rows(*runtime, panels, work, [&](int panel) { level.multiply(*arguments, inputs.get(), panel); });
+}

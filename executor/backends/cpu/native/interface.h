@@ -94,6 +94,25 @@ struct LargestArguments {
     float* values;      // [num_rows]: the largest; NaN where the row holds one, and the place is then any
 };
 
+// Blocks of quantized weights; see quantized.inc.
+enum Kind : int32_t { kQ8_0 = 0, kQ4_0 = 1, kQ4_1 = 2 };
+
+constexpr int kBlock = 32;     // inputs with one scale
+constexpr int kPanel = 16;     // outputs that lie side by side
+constexpr int kRowChunk = 64;  // rows that are multiplied with a panel at a time
+
+struct QuantizedArguments {
+    int32_t format;  // of x, bias and out
+    int32_t kind;
+    int32_t num_rows;
+    int32_t in_features;
+    int32_t out_features;
+    const void* x;        // [num_rows, in_features]
+    const void* weights;  // [out_features / kPanel, in_features / kBlock] tiles, both rounded up
+    const void* bias;     // [out_features] or null
+    void* out;            // [num_rows, out_features]
+};
+
 constexpr int kMaxHeadSize = 256;
 constexpr int kMaxRows = 48;  // query rows that share one pass over the keys; also the most heads of one K/V head
 constexpr int kTile = 64;     // keys per pass
@@ -136,6 +155,9 @@ struct Kernels {
     void (*norm)(const NormArguments&, int row);
     void (*silu)(const SiluArguments&, int row);
     void (*largest)(const LargestArguments&, int row);
+    // `inputs`: kBlock + 1 floats for each block of each row, in the level's own form.
+    void (*gather)(const QuantizedArguments&, int row, float* inputs);
+    void (*multiply)(const QuantizedArguments&, const float* inputs, int panel);
 };
 
 const Kernels& baseline_kernels();

@@ -22,11 +22,13 @@ from executor.backends.cpu.native.library import (
     Library,
     NoLibrary,
     NormArguments,
+    QuantizedArguments,
     RopeArguments,
     Runtime,
     SiluArguments,
     open_library,
 )
+from executor.backends.cpu.quantized import QuantizedLinear
 from executor.sampler import Floats, Ints
 
 FORMATS = {torch.float32: Format.FLOAT32, torch.bfloat16: Format.BFLOAT16}
@@ -129,6 +131,24 @@ class NativeKernels:
         out = gate_up.new_empty((len(gate_up), size))
         arguments = SiluArguments(self._format, len(gate_up), size, gate_up.data_ptr(), out.data_ptr())
         self._calls.octavo_silu_mul(byref(self._threads()), byref(arguments))
+        return out
+
+    def quantized_linear(self, x: torch.Tensor, linear: QuantizedLinear) -> torch.Tensor:
+        """x [num_rows, in_features]; see Backend.linear."""
+        x = x.contiguous()
+        out = x.new_empty((len(x), linear.out_features))
+        arguments = QuantizedArguments(
+            self._format,
+            linear.kind,
+            len(x),
+            linear.in_features,
+            linear.out_features,
+            x.data_ptr(),
+            linear.tiles.data_ptr(),
+            None if linear.bias is None else linear.bias.data_ptr(),
+            out.data_ptr(),
+        )
+        self._calls.octavo_quantized_linear(byref(self._threads()), byref(arguments))
         return out
 
     def largest(self, rows: Floats) -> tuple[Ints, Floats]:

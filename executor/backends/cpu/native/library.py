@@ -120,6 +120,20 @@ class LargestArguments(ctypes.Structure):
     )
 
 
+class QuantizedArguments(ctypes.Structure):
+    _fields_ = (
+        ("format", ctypes.c_int32),
+        ("kind", ctypes.c_int32),
+        ("num_rows", ctypes.c_int32),
+        ("in_features", ctypes.c_int32),
+        ("out_features", ctypes.c_int32),
+        ("x", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Library:
     """The library, opened."""
@@ -147,6 +161,7 @@ def open_library() -> Library:
         ("octavo_norm", (Runtime, NormArguments)),
         ("octavo_silu_mul", (Runtime, SiluArguments)),
         ("octavo_largest", (Runtime, LargestArguments)),
+        ("octavo_quantized_linear", (Runtime, QuantizedArguments)),
     ):
         call = calls[name]
         call.argtypes = tuple(ctypes.POINTER(argument) for argument in arguments)

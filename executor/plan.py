@@ -220,12 +220,12 @@ class PromptLogprobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepTimings:
-    """Nanoseconds of the monotonic clock."""
+    """Nanoseconds. The time that a step launched ahead waits for its turn on the device is in none of them."""
 
-    queued_ns: int = 0  # from the plan's receipt to the start of its step
-    prepare_ns: int = 0
-    forward_ns: int = 0
-    sample_ns: int = 0
+    queued_ns: int = 0  # host: from the plan's receipt until its step was begun
+    prepare_ns: int = 0  # host
+    forward_ns: int = 0  # by the clock of whoever computes: on a GPU the device's own
+    sample_ns: int = 0  # likewise
 
 
 @dataclass(frozen=True, slots=True)

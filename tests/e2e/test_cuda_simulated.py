@@ -21,7 +21,7 @@ from executor.model.loader import LoadedModel, load_model
 from tests.e2e.choose_prompts import MIN_GAP, greedy
 from tests.e2e.cluster import Weights, generate, generate_all, load_weights, running, submission
 from tests.executor.model.factories import create_tiny_model
-from tests.executor.simulated import SimulatedBackend
+from tests.executor.simulated import LateBackend, SimulatedBackend
 
 NUM_STEPS = 24
 NUM_PROMPTS = 10
@@ -55,7 +55,10 @@ class LateDecoder:
 
 
 def simulated_weights(directory: Path, cache_dir: Path, *, deterministic: bool = False) -> Weights:
-    backend = SimulatedBackend(torch.float32, deterministic=deterministic)
+    return weights_on(SimulatedBackend(torch.float32, deterministic=deterministic), directory, cache_dir)
+
+
+def weights_on(backend: SimulatedBackend, directory: Path, cache_dir: Path) -> Weights:
     model = load_model(directory, backend, cache_dir, None, lambda line: None)
     decoder = LateDecoder(model, backend)
     return Weights(dataclasses.replace(model, decoder=decoder), backend)  # type: ignore[arg-type]
@@ -118,3 +121,21 @@ async def test_deterministic_answers_do_not_depend_on_who_else_runs(tmp_path: Pa
     async with running(weights, max_num_seqs=8) as cluster:
         together = await generate_all(cluster.engine, prompts, 8)
     assert together == [answer for (answer,) in alone]
+
+
+async def test_tokens_that_stay_on_the_device_are_those_that_the_host_hears(tmp_path: Path) -> None:
+    """Steps launched ahead take their tokens from the draws before them, in graphs and in eager steps."""
+    create_tiny_model(tmp_path, "llama", eos_token_id=None, head_dim=64, num_hidden_layers=2)
+    prompts = [[number, *range(3, 3 + 7 * number)] for number in range(1, 9)]
+    wanted = submission([5, 6, 7, 8, 9] * 4, 12, n=3, temperature=0.8, top_p=0.9, seed=11)
+    limits = {"max_num_batched_tokens": 24, "max_num_seqs": 12, "num_blocks": 24}
+    backend = LateBackend(torch.float32)
+    late = weights_on(backend, tmp_path, tmp_path)
+    told = []
+    for weights, depth in ((simulated_weights(tmp_path, tmp_path), 1), (late, 1), (late, 2), (late, 3)):
+        before = backend.num_fed
+        async with running(weights, pipeline_depth=depth, **limits) as cluster:
+            answers = await generate(cluster.engine, wanted)
+            told.append([answer.token_ids for answer in answers] + await generate_all(cluster.engine, prompts, 10))
+        assert (backend.num_fed > before) == (depth > 1)
+    assert told == [told[0]] * 4

@@ -52,5 +52,9 @@ class RandomWeights:
         values = torch.randn(shape, generator=generator, device=self._device, dtype=self._dtype)
         return 1 + 0.1 * values if len(shape) == 1 else values.mul_(shape[-1] ** -0.5)
 
+    def kinds(self, *names: str) -> set[str | None]:
+        """No tensor has blocks."""
+        return {None}
+
     def left(self) -> list[str]:
         return []

@@ -17,6 +17,7 @@ from benchmarks.on_gpu.model import LLAMA_8B, RandomWeights
 from benchmarks.on_gpu.steps import Session
 from benchmarks.on_gpu.table import Ceilings, ModelLine, as_rows, kernel_line, kernel_table, model_table
 from executor.backends.cuda.graphs import Rerun
+from executor.launched import Finished
 from executor.plan import BatchPlan, StepResult
 from tests.executor.factories import create_limits
 from tests.executor.simulated import SimulatedBackend
@@ -218,9 +219,12 @@ class AnyRunner:
     def reset(self) -> None:
         self.plans.clear()
 
-    def run(self, plan: BatchPlan) -> StepResult:
+    def can_follow(self, plan: BatchPlan) -> bool:
+        return True
+
+    def launch(self, plan: BatchPlan) -> Finished:
         self.plans.append(plan)
-        return StepResult(plan.step_id)
+        return Finished(StepResult(plan.step_id))
 
 
 def test_plans_are_counted_and_timed() -> None:

@@ -12,10 +12,10 @@ SMALL = ("--prompt-tokens=16", "--warmup=1")
 
 
 def test_bench_prints_one_object(server: str) -> None:
-    done = octavo("bench", *SMALL, "--output-tokens=4", "--requests=3", "--json", f"--server={server}")
+    done = octavo("bench", *SMALL, "--output-tokens=200", "--requests=3", "--json", f"--server={server}")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert (found["num_done"], found["num_output_tokens"], found["num_prompt_tokens"]) == (3, 12, 48)
+    assert (found["num_done"], found["num_output_tokens"], found["num_prompt_tokens"]) == (3, 600, 48)
     assert 0 < found["kv"]["peak_used"] < 1
 
 
